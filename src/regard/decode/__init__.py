@@ -1,0 +1,1 @@
+"""Models speak: one search for all of them."""

@@ -1,0 +1,134 @@
+"""What a search may say next: constraints on the logits, and the draw of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search. A temperature above 0 draws samples; otherwise beam 1 is greedy and more is beam search."""
+
+    beam: int = 1
+    n_best: int = 1
+    length_penalty: float = 0.6  # Wu 2016, equation 14: scores are divided by ((5 + length) / 6) ** this
+    coverage_penalty: float = 0.0  # Wu 2016: punishes source words that nobody attended to
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    no_repeat_ngram: int = 0
+    repetition_penalty: float = 1.0
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        bounds: list[tuple[str, float, float, float]] = [
+            ("beam", self.beam, 1, 1024),
+            ("n_best", self.n_best, 1, 1024),
+            ("temperature", self.temperature, 0, 100),
+            ("top_k", self.top_k, 0, 1 << 31),
+            ("top_p", self.top_p, 0, 1),
+            ("min_p", self.min_p, 0, 1),
+            ("no_repeat_ngram", self.no_repeat_ngram, 0, 1 << 20),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100),
+            ("min_tokens", self.min_tokens, 0, 1 << 31),
+            ("max_tokens", 1 if self.max_tokens is None else self.max_tokens, 0, 1 << 31),
+            ("coverage_penalty", self.coverage_penalty, 0, 100),
+            ("length_penalty", self.length_penalty, -100, 100),
+        ]
+        for name, value, least, most in bounds:
+            if not least <= value <= most:
+                raise InputError(f"{name} must be {least} to {most}, got {value}.")
+        if self.n_best > self.beam and self.temperature == 0:
+            raise InputError(f"n_best {self.n_best} needs a beam of at least {self.n_best}, got beam {self.beam}.")
+
+
+Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+"""(log-probabilities A k N of the next token, A k of the past) -> candidates A c: their sums, parents and tokens."""
+
+
+def competing(beam: int) -> Propose:
+    """Beam search: the best 2k continuations of a sentence's k beams, so that k remain even if k of them end."""
+
+    def propose(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        words = following.shape[-1]
+        sums = (past[..., None] + following).flatten(1)
+        short = 2 * beam - sums.shape[1]
+        if short > 0:
+            sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
+        values, flat = sums.topk(2 * beam, dim=1)
+        parents = (flat // words).clamp_max(past.shape[1] - 1)
+        return values, parents, flat % words
+
+    return propose
+
+
+def greedy(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The best continuation of the one row a sentence has."""
+    best, tokens = following[:, 0].max(dim=-1, keepdim=True)
+    return past + best, torch.zeros_like(tokens), tokens
+
+
+def drawing(options: Options, numbers: Callable[[], Tensor]) -> Propose:
+    """One draw a row; `numbers` gives each row its own next random number, so neighbours do not matter."""
+
+    def propose(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        following = following[:, 0]
+        probabilities, order = (following / options.temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+        ranks = torch.arange(order.shape[-1], device=order.device)
+        keep = probabilities >= options.min_p * probabilities[:, :1]
+        keep &= probabilities.cumsum(-1) - probabilities < options.top_p
+        if options.top_k:
+            keep &= ranks < options.top_k
+        keep |= ranks == 0
+        heights = (probabilities * keep).double().cumsum(dim=-1)
+        drawn = numbers().to(heights) * heights[:, -1]
+        chosen = (heights <= drawn[:, None]).sum(dim=-1, keepdim=True)
+        # A draw at the very top must not fall on a word that was ruled out.
+        chosen = torch.minimum(chosen, keep.sum(dim=-1, keepdim=True) - 1)
+        tokens = order.gather(1, chosen)
+        return past + following.gather(1, tokens), torch.zeros_like(tokens), tokens
+
+    return propose
+
+
+def random_numbers(seeds: Sequence[int], length: int) -> Tensor:
+    """-> R x length: a stream of numbers in [0, 1) for each row, from its own seed."""
+    streams = [torch.rand(length, generator=torch.Generator().manual_seed(seed % (1 << 63))) for seed in seeds]
+    return torch.stack(streams)
+
+
+def constrain(logits: Tensor, history: Tensor, options: Options, *, made: int, end: int) -> Tensor:
+    """RN logits under the options' rules; `history` RL is all that was said (-1 where a row has no token)."""
+    if made < options.min_tokens:
+        logits = logits.index_fill(1, torch.tensor([end], device=logits.device), -torch.inf)
+    if options.repetition_penalty != 1.0:
+        seen = torch.zeros_like(logits, dtype=torch.bool)
+        seen.scatter_(1, history.clamp_min(0), history >= 0)
+        # Two writes to token 0 (a real one and a clamped one) must end as the real one.
+        seen[:, 0] = (history == 0).any(dim=1)
+        punished = torch.where(logits > 0, logits / options.repetition_penalty, logits * options.repetition_penalty)
+        logits = torch.where(seen, punished, logits)
+    if options.no_repeat_ngram:
+        logits = logits.clone()
+        for row, said in enumerate(history.tolist()):
+            banned = _completing([token for token in said if token >= 0], options.no_repeat_ngram)
+            logits[row, banned] = -torch.inf
+    return logits
+
+
+def _completing(said: list[int], length: int) -> list[int]:
+    """The tokens that would say again a run of `length` tokens that was said before."""
+    if len(said) < length:
+        return []
+    tail = said[len(said) - length + 1 :]
+    return [said[i + length - 1] for i in range(len(said) - length + 1) if said[i : i + length - 1] == tail]

@@ -1,0 +1,226 @@
+"""One search for every decoder: greedy, beam and sampling are the same loop with another way to propose.
+
+Rows are (sentence, beam). What a row remembers is a tree that only its layers understand; the search reorders, repeats
+and drops rows with `select`. A finished sentence leaves the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.decode.choose import Options, Propose, competing, constrain, drawing, greedy, random_numbers
+from regard.decode.pool import Hypothesis, Pool
+from regard.models.model import Network
+from regard.parts.contract import Context, Memory, Record, Source, map_rows, select
+
+
+def search(
+    network: Network,
+    prompts: Sequence[Sequence[int]],
+    options: Options,
+    *,
+    end: int,
+    limits: Sequence[int],
+    source: Source | None = None,
+    seeds: Sequence[int] | None = None,
+    stopped: Callable[[list[int]], bool] | None = None,
+) -> list[list[Hypothesis]]:
+    """The best continuations of each prompt, at most `limits[i]` tokens long, best first.
+
+    `seeds` gives each row its own random numbers; `stopped` says of a row's tokens whether they hold a stop string.
+    """
+    rows = _Rows(network, prompts, options, end, limits, source, seeds or range(len(prompts)), stopped)
+    while len(rows.alive):
+        rows.step()
+    return rows.answers
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """What may come next: A sentences by c continuations."""
+
+    sums: Tensor
+    parents: Tensor
+    tokens: Tensor  # A c L, the chosen one among them
+    ending: Tensor  # the last token is the end token
+    finished: Tensor  # ended, stopped, or at the limit
+    over: Tensor  # at the limit without an end
+
+
+class _Rows:
+    """The state of a search: A sentences that are still alive, each with `width` rows."""
+
+    def __init__(
+        self,
+        network: Network,
+        prompts: Sequence[Sequence[int]],
+        options: Options,
+        end: int,
+        limits: Sequence[int],
+        source: Source | None,
+        seeds: Sequence[int],
+        stopped: Callable[[list[int]], bool] | None,
+    ) -> None:
+        self.network, self.options, self.end, self.stopped = network, options, end, stopped
+        self.device = next(network.parameters()).device
+        self.answers = [[Hypothesis((), 0.0, 0.0, False)] for _ in prompts]
+        self.prompt = _padded(prompts, self.device)
+        self.lengths = (self.prompt >= 0).sum(dim=1)
+        self.even = len({len(prompt) for prompt in prompts}) <= 1
+        self.furthest = self.prompt.shape[1]
+        self.limit = torch.tensor(list(limits), device=self.device)
+        self.alive = (self.limit > 0).nonzero().flatten()
+        self.longest, sentences = max(limits, default=0), len(self.alive)
+        self.beam = options.beam if options.temperature == 0 else 1
+        self.propose = self._proposer(seeds)
+        self.made, self.width = 0, 1
+        self.pool = Pool.empty(sentences, self.beam, self.longest, self.device)
+        self.tokens = torch.zeros(sentences, 1, self.longest, dtype=torch.long, device=self.device)
+        self.sums = torch.zeros(sentences, 1, device=self.device)
+        self.memory: Memory = None
+        self._keep_prompts(source)
+
+    def _proposer(self, seeds: Sequence[int]) -> Propose:
+        if self.options.temperature == 0:
+            return greedy if self.beam == 1 else competing(self.beam)
+        numbers = random_numbers(seeds, self.longest).to(self.device)
+        return drawing(self.options, lambda: numbers[self.alive, self.made])
+
+    def _keep_prompts(self, source: Source | None) -> None:
+        """Begin with the prompts of the rows that have something to say."""
+        if len(self.alive) < len(self.answers):
+            self.prompt, self.lengths, self.limit = (
+                part[self.alive] for part in (self.prompt, self.lengths, self.limit)
+            )
+            source = map_rows(lambda tensor: tensor[self.alive], source)
+        self.last = self.prompt.clamp_min(0)
+        self.context = Context(source=source, remember=True, padding=None if self.even else self.prompt >= 0)
+        weighty = self.options.coverage_penalty > 0 and source is not None
+        self.coverage = torch.zeros(len(self.alive), 1, source.states.shape[1]) if weighty and source else None
+
+    def step(self) -> None:
+        """Read the last tokens, propose what may follow, keep the best, and let finished sentences leave."""
+        candidates = self.candidates()
+        self.finish(candidates)
+        order = self.survive(candidates)
+        self.leave(order)
+
+    def candidates(self) -> _Candidates:
+        """What may come next, as the network sees it."""
+        following = self.read().log_softmax(dim=-1).unflatten(0, (len(self.alive), self.width))
+        sums, parents, chosen = self.propose(following, self.sums)
+        self.made += 1
+        tokens = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.longest))
+        tokens[:, :, self.made - 1] = chosen
+        ending = chosen == self.end
+        finished = ending | self.at_stop(tokens, ending)
+        over = (self.made >= self.limit)[:, None] & ~finished
+        return _Candidates(sums, parents, tokens, ending, finished | over, over)
+
+    def read(self) -> Tensor:
+        """-> RN: the logits of the next token of every row, under the options' rules."""
+        record = None if self.coverage is None else Record(lambda name: name.endswith("cross"))
+        self.context = replace(self.context, record=record)
+        states, self.memory = self.network.decode(self.last, self.context, self.memory)
+        at = self.lengths - 1 if self.made == 0 else torch.zeros(len(states), dtype=torch.long, device=self.device)
+        logits = self.network.readout(states[torch.arange(len(states), device=self.device), at]).float()
+        if record is not None and self.coverage is not None:
+            weights = torch.stack([record.matrix(name).mean(dim=1) for name in record.rows]).mean(dim=0)
+            self.coverage = self.coverage + weights.sum(dim=1).unflatten(0, (len(self.alive), self.width))
+        said = self.tokens[:, :, : self.made].flatten(0, 1)
+        history = torch.cat([self.prompt.repeat_interleave(self.width, dim=0), said], dim=1)
+        return constrain(logits, history, self.options, made=self.made, end=self.end)
+
+    def at_stop(self, tokens: Tensor, ending: Tensor) -> Tensor:
+        """Which candidates hold a stop string."""
+        if self.stopped is None:
+            return torch.zeros_like(ending)
+        said = tokens[:, :, : self.made].flatten(0, 1).tolist()
+        held = torch.tensor([self.stopped(row) for row in said], device=self.device)
+        return held.view_as(ending) & ~ending
+
+    def finish(self, candidates: _Candidates) -> None:
+        """Put finished candidates among the best `beam` into the pool of their sentence."""
+        ranks = torch.arange(candidates.sums.shape[1], device=self.device)
+        scores = candidates.sums / length_penalty(self.made, self.options.length_penalty)
+        if self.coverage is not None:
+            scores = scores + self.coverage_penalty().gather(1, candidates.parents)
+        scores = scores.masked_fill(~candidates.finished | (ranks >= self.beam), -torch.inf)
+        lengths = self.made - candidates.ending.long()
+        ended = candidates.finished & ~candidates.over
+        self.pool = self.pool.merged(Pool(scores, candidates.sums, lengths, ended, candidates.tokens))
+
+    def survive(self, candidates: _Candidates) -> Tensor:
+        """Keep the best `beam` that go on; -> A k, the row within its sentence that each came from."""
+        going = candidates.sums.masked_fill(candidates.finished, -torch.inf)
+        self.sums, order = going.topk(self.beam, dim=1)
+        self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, self.longest))
+        return candidates.parents.gather(1, order)
+
+    def leave(self, parents: Tensor) -> None:
+        """Drop sentences that cannot do better any more, and reorder what the others remember."""
+        stay = self.hopeful()
+        leaving = len(stay) < len(self.alive)
+        if leaving:
+            gone = torch.ones(len(self.alive), dtype=torch.bool, device=self.device).index_fill(0, stay, False)
+            for place in gone.nonzero().flatten().tolist():
+                found = self.pool.hypotheses(place, self.options.n_best)
+                self.answers[int(self.alive[place])] = found
+        rows = torch.arange(len(self.alive), device=self.device)[:, None] * self.width + parents
+        if leaving or self.beam > 1:
+            self.memory = select(self.memory, rows[stay].flatten(), stay if leaving else None)
+        if self.coverage is not None:
+            self.coverage = self.coverage.flatten(0, 1)[rows[stay]]
+        if leaving:
+            source = map_rows(lambda tensor: tensor.index_select(0, stay), self.context.source)
+            self.context = replace(self.context, source=source)
+            self.pool = self.pool.select(stay)
+            self.tokens, self.sums, self.alive = self.tokens[stay], self.sums[stay], self.alive[stay]
+            self.limit, self.lengths, self.prompt = self.limit[stay], self.lengths[stay], self.prompt[stay]
+            self.furthest = int(self.lengths.max()) if len(stay) else self.furthest
+        self.width = self.beam
+        self.advance()
+
+    def hopeful(self) -> Tensor:
+        """The sentences in which something still alive may end better than the worst answer that counts.
+
+        A sum of log-probabilities only falls, and coverage only costs. So no row can end with more than its sum now,
+        divided by the penalty of the length that flatters it most: the limit's, or the next when short is favoured.
+        """
+        flattering = self.limit if self.options.length_penalty > 0 else torch.full_like(self.limit, self.made + 1)
+        bound = self.sums[:, 0] / length_penalty(flattering, self.options.length_penalty)
+        worst = min(self.options.n_best, self.beam) - 1
+        return (bound > self.pool.scores[:, worst]).nonzero().flatten()
+
+    def advance(self) -> None:
+        """The next call reads one token a row, in the slot after its last."""
+        self.last = self.tokens[:, :, self.made - 1].reshape(-1, 1)
+        start: int | Tensor = self.furthest + self.made - 1
+        if not self.even:
+            start = (self.lengths + self.made - 1).repeat_interleave(self.width)
+        self.context = replace(self.context, start=start, end=self.furthest + self.made, padding=None)
+
+    def coverage_penalty(self) -> Tensor:
+        """-> A k: how much source text nobody attended to (Wu 2016, equation 14)."""
+        assert self.coverage is not None
+        assert self.context.source is not None
+        missed = self.coverage.clamp(1e-9, 1.0).log()
+        if self.context.source.padding is not None:
+            missed = missed.masked_fill(~self.context.source.padding[:, None], 0.0)
+        return self.options.coverage_penalty * missed.sum(dim=-1)
+
+
+def length_penalty(length: int | Tensor, strength: float) -> float | Tensor:
+    """Wu 2016, equation 14: ((5 + length) / 6) ** strength."""
+    penalty: float | Tensor = ((5 + length) / 6) ** strength
+    return penalty
+
+
+def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """-> B x longest, -1 where a prompt has no token."""
+    longest = max((len(prompt) for prompt in prompts), default=0)
+    return torch.tensor([[*prompt, *[-1] * (longest - len(prompt))] for prompt in prompts], device=device)

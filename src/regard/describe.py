@@ -1,0 +1,160 @@
+"""Descriptions as data: frozen dataclasses to and from what JSON and TOML can write.
+
+A slot's annotation names the classes it may hold; `{kind = "reduced_rank", rank = 8}` is resolved among those and
+nothing else, so there is no registry and a file can never name a class that the slot does not offer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, Union
+
+from regard.errors import InputError, suggest
+
+T = TypeVar("T")
+
+
+def kind_of(cls: type) -> str:
+    """ReducedRank -> reduced_rank: the name a file uses for a class."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+
+
+def to_plain(value: Any) -> Any:
+    """A tree of descriptions -> a tree of dicts, lists and scalars, each description with its `kind`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"kind": kind_of(type(value)), **fields}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+def from_plain(annotation: Any, value: Any, *, where: str) -> Any:
+    """The opposite of `to_plain`: read `value` as what `annotation` allows; `where` names the place in errors."""
+    if annotation is Any:
+        return value
+    origin = typing.get_origin(annotation)
+    if origin in (Union, types.UnionType):
+        return _from_union(typing.get_args(annotation), value, where)
+    if origin is Literal:
+        return _from_literal(typing.get_args(annotation), value, where)
+    if origin in (tuple, list):
+        return _from_sequence(annotation, value, where)
+    if origin is dict:
+        return dict(value)
+    if dataclasses.is_dataclass(annotation):
+        return _from_table([annotation], value, where)
+    return _from_scalar(annotation, value, where)
+
+
+def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, where: str) -> T:
+    """Call a function with arguments read by its own annotations; unknown or missing names are errors."""
+    parameters = inspect.signature(function).parameters
+    hints = _hints(function)
+    for name in arguments:
+        if name not in parameters:
+            raise InputError(f'unknown key "{name}" ({where}). {_capital(suggest(name, parameters))}')
+    given = {
+        name: from_plain(hints.get(name, Any), value, where=f"{where}.{name}") for name, value in arguments.items()
+    }
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD and name not in given
+    ]
+    if missing:
+        raise InputError(f'missing key "{missing[0]}" ({where}). Add {missing[0]} = ... there.')
+    try:
+        return function(**given)
+    except InputError as error:
+        raise InputError(f"{error} ({where})" if where not in str(error) else str(error)) from None
+
+
+@functools.cache
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    return typing.get_type_hints(function)
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and type(None) in options:
+        return None
+    described = [option for option in options if dataclasses.is_dataclass(option)]
+    if described and isinstance(value, (Mapping, str)):
+        literals = [option for option in options if typing.get_origin(option) is Literal]
+        if isinstance(value, str) and (str in options or any(value in typing.get_args(o) for o in literals)):
+            return value
+        if value == "none" and type(None) in options:
+            return None
+        return _from_table(described, value, where)
+    failures = []
+    for option in options:
+        if option is type(None):
+            continue
+        try:
+            return from_plain(option, value, where=where)
+        except InputError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _from_literal(allowed: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value in allowed:
+        return value
+    hint = suggest(str(value), [str(option) for option in allowed])
+    raise InputError(f"{_shown(value)} is not a choice ({where}). {_capital(hint)}")
+
+
+def _from_sequence(annotation: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise InputError(f"expected a list, got {_shown(value)} ({where}). Write it in square brackets.")
+    inner = typing.get_args(annotation)
+    kinds = inner if len(inner) == len(value) and Ellipsis not in inner else (inner[0],) * len(value)
+    items = [from_plain(kind, item, where=f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value))]
+    return tuple(items) if typing.get_origin(annotation) is tuple else items
+
+
+def _from_table(options: list[Any], value: Any, where: str) -> Any:
+    """A dataclass from a table; `kind` chooses among several, and a bare string is a kind with nothing else said."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    if not isinstance(value, Mapping):
+        raise InputError(f'expected a table like {{kind = "{kind_of(options[0])}"}}, got {_shown(value)} ({where}).')
+    value = dict(value)
+    kind = value.pop("kind", None)
+    if kind is None and len(options) == 1:
+        return call_plain(options[0], value, where=where)
+    if kind is None:
+        raise InputError(f"a kind is missing ({where}). Say kind = one of {', '.join(map(kind_of, options))}.")
+    for option in options:
+        if kind_of(option) == kind:
+            return call_plain(option, value, where=where)
+    raise InputError(f'unknown kind "{kind}" ({where}). {_capital(suggest(str(kind), map(kind_of, options)))}')
+
+
+def _from_scalar(annotation: Any, value: Any, where: str) -> Any:
+    if annotation is float and type(value) is int:
+        return float(value)
+    if annotation is int and type(value) is float and value.is_integer():
+        return int(value)
+    if isinstance(annotation, type) and (type(value) is annotation):
+        return value
+    expected = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+    name = getattr(annotation, "__name__", str(annotation))
+    raise InputError(f"expected {expected.get(name, name)}, got {_shown(value)} ({where}).")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,57 @@
+"""What can go wrong, by the exit code a person gets. A message says what (where), then what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class RegardError(Exception):
+    """A fault a person can mend; the command line prints it as one line and exits with `exit_code`."""
+
+    exit_code = 1
+
+
+class RunFailed(RegardError):
+    """The run itself went wrong: a loss that is not finite, memory that ran out."""
+
+
+class InputError(RegardError, ValueError):
+    """Bad input or usage: a missing file, an unknown key, widths that do not divide."""
+
+    exit_code = 2
+
+
+class DamagedFile(RegardError):
+    """A file that is broken, or that might do harm."""
+
+    exit_code = 3
+
+
+class CannotResume(RegardError):
+    """A run that cannot go on from what its folder holds."""
+
+    exit_code = 4
+
+
+class DiskTrouble(RegardError):
+    """A file that cannot be written."""
+
+    exit_code = 74
+
+
+class Interrupted(RegardError):
+    """A signal ended the run after its work was saved; the exit code is 128 + the signal."""
+
+    def __init__(self, message: str, *, signal: int) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean "x"?' for the nearest known name, else the list of what is known."""
+    known = sorted(known)
+    near = get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f'did you mean "{near[0]}"?'
+    return f"known: {', '.join(known)}."

@@ -1,0 +1,1 @@
+"""Parts become models; `zoo` is the page to read first."""

@@ -1,0 +1,1 @@
+"""Tensors to tensors: the few parts that every model is made of."""

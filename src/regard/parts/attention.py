@@ -1,0 +1,221 @@
+"""Attention over the stream itself and over the source, with three slots: the score, the pattern, the position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.parts.contract import Context, Memory, Shared, Sublayer, write
+from regard.parts.linear import linear
+from regard.parts.pattern import Causal, Everything, Pattern
+from regard.parts.position import Rotary
+from regard.parts.score import AnyScore, Dot, Score
+
+
+@dataclass(frozen=True)
+class SelfAttention:
+    """Every token asks the tokens of its own sequence (Vaswani 2017, section 3.2)."""
+
+    heads: int
+    see: Pattern = field(default_factory=Everything)
+    score: AnyScore = field(default_factory=Dot)
+    position: Rotary | None = None
+    key_width: int | None = None  # of a head; width / heads when not said
+    biased: bool = True
+    name: ClassVar[str] = "self"
+
+    def build(self, width: int, source_width: int | None = None) -> SelfAttentionLayer:
+        """The module for a stream of this width."""
+        return SelfAttentionLayer(self, width)
+
+
+class SelfAttentionLayer(Sublayer):
+    def __init__(self, description: SelfAttention, width: int) -> None:
+        super().__init__()
+        self.heads, self.see = description.heads, description.see
+        key_width = description.key_width or divided(width, description.heads)
+        inner = key_width * self.heads
+        self.query_key_value = linear(width, 3 * inner, parts=3, biased=description.biased)
+        self.out = linear(inner, width, biased=description.biased)
+        self.score = description.score.build(key_width, key_width, self.heads)
+        self.position = description.position.build(key_width) if description.position else None
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        q, k, v = (split_heads(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        if self.position is not None:
+            places = context.places(x.shape[1], x.device)
+            q, k = self.position(q, places), self.position(k, places)
+        q, k = self.score.queries(q), self.score.keys(k)
+        fresh = memory is None
+        if context.remember:
+            keys, values = (None, None) if memory is None else memory
+            memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
+            if not fresh:
+                k, v = (part[:, :, : context.extent(x.shape[1])] for part in memory)
+        hidden, causal = self.visible(x.shape[1], k.shape[2], context, fresh, x.device)
+        bias = None
+        if context.bias is not None:
+            places = context.places(x.shape[1], x.device)
+            bias = context.bias(places, places if fresh else torch.arange(k.shape[2], device=x.device))
+        y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal)
+        return self.out(merge_heads(y)), memory if context.remember else None
+
+    def visible(
+        self, queries: int, keys: int, context: Context, fresh: bool, device: torch.device
+    ) -> tuple[Tensor | None, bool]:
+        """The mask of what is seen (None: everything), and whether it is the plain triangle that kernels know.
+
+        The triangle is aligned to the top left, so it is right only when queries and keys start together.
+        """
+        plain = isinstance(self.see, Causal) and context.document is None
+        if fresh and plain and context.bias is None and self.score.scale is not None:
+            return None, True
+        if plain and queries == 1 and not isinstance(context.start, Tensor):
+            return None, False
+        mask = self.see.sees(context.slots(queries, device), torch.arange(keys, device=device))
+        mask = None if mask is None else (mask[:, None] if mask.dim() == 3 else mask)
+        if fresh and context.document is not None:
+            mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
+        if not self.see.causal and context.padding is not None:
+            mask = both(mask, context.padding[:, None, None, :])
+        return mask, False
+
+
+@dataclass(frozen=True)
+class CrossAttention:
+    """Every token asks the source (Vaswani 2017, section 3.2.3)."""
+
+    heads: int
+    score: AnyScore = field(default_factory=Dot)
+    key_width: int | None = None
+    biased: bool = True
+    name: ClassVar[str] = "cross"
+
+    def build(self, width: int, source_width: int | None = None) -> CrossAttentionLayer:
+        """The module for a stream of this width over a source of that width."""
+        return CrossAttentionLayer(self, width, source_width or width)
+
+
+class CrossAttentionLayer(Sublayer):
+    def __init__(self, description: CrossAttention, width: int, source_width: int) -> None:
+        super().__init__()
+        self.heads = description.heads
+        key_width = description.key_width or divided(width, description.heads)
+        inner = key_width * self.heads
+        self.query = linear(width, inner, biased=description.biased)
+        self.key_value = linear(source_width, 2 * inner, parts=2, biased=description.biased)
+        self.out = linear(inner, width, biased=description.biased)
+        self.score = description.score.build(key_width, key_width, self.heads)
+
+    def forward(
+        self, x: Tensor, context: Context, memory: Shared[tuple[Tensor, Tensor]] | None = None
+    ) -> tuple[Tensor, Memory]:
+        assert context.source is not None
+        if memory is None:
+            k, v = (split_heads(part, self.heads) for part in self.key_value(context.source.states).chunk(2, dim=-1))
+            memory = Shared((self.score.keys(k), v))
+        k, v = memory.tree
+        rows, queries = x.shape[:2]
+        sentences = k.shape[0]
+        # The beams of a sentence are only more queries to the same keys.
+        q = self.score.queries(split_heads(self.query(x).reshape(sentences, -1, self.query.out_features), self.heads))
+        padding = context.source.padding
+        y = attend(self.score, q, k, v, None if padding is None else padding[:, None, None, :], context, rows=rows)
+        return self.out(merge_heads(y).reshape(rows, queries, -1)), memory if context.remember else None
+
+
+def attend(
+    score: Score,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    context: Context,
+    *,
+    bias: Tensor | None = None,
+    causal: bool = False,
+    rows: int | None = None,
+) -> Tensor:
+    """Projected BHTK, BHSK and BHSV -> BHTV: weigh the values by how well their keys answer.
+
+    A dot product goes to the fused kernel. While someone looks, the weights are computed beside it, never instead of
+    it, so that looking changes nothing.
+    """
+    weights: Tensor | None = None
+    if score.scale is None:
+        weights = weigh(score, q, k, mask, bias)
+        y = weights @ v
+    else:
+        y = F.scaled_dot_product_attention(q, k, v, masked(mask, bias), is_causal=causal, scale=score.scale)
+    if context.looking:
+        assert context.record is not None
+        if causal:
+            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        seen = weigh(score, q, k, mask, bias) if weights is None else weights
+        context.record.write(context.name, rows_of(seen, rows))
+    if context.change is not None:
+        kept = context.change.keep(context.name, y.shape[1])
+        y = y if kept is None else y * kept.to(y)[:, None, None]
+    return y
+
+
+def weigh(score: Score, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
+    """-> BHTS: the softmax over what is seen; a query that sees nothing weighs nothing."""
+    energy = score.compare(q, k)
+    energy = energy if bias is None else energy + bias
+    return soft(energy, mask)
+
+
+def soft(energy: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the keys that are seen; zeros, never NaN, where nothing is."""
+    if mask is None:
+        return energy.softmax(-1)
+    hidden = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)
+    return hidden.softmax(-1).masked_fill(~mask, 0.0)
+
+
+def masked(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """One mask for the kernel: the bias, minus infinity where nothing is seen."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return bias.masked_fill(~mask, -torch.inf)
+
+
+def both(one: Tensor | None, other: Tensor) -> Tensor:
+    """What both masks let through."""
+    return other if one is None else one & other
+
+
+def rows_of(weights: Tensor, rows: int | None) -> Tensor:
+    """Give beams that were extra queries (B, H, beams * T, S) their rows back: (B * beams, H, T, S)."""
+    if rows is None or rows == weights.shape[0]:
+        return weights
+    beams = rows // weights.shape[0]
+    apart: Tensor = weights.unflatten(2, (beams, -1))
+    return apart.transpose(1, 2).flatten(0, 1)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """BTD -> BHTK: cut the width into heads."""
+    heads_last: Tensor = x.unflatten(-1, (heads, -1))
+    return heads_last.transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """BHTV -> BTD: lay the heads side by side."""
+    return x.transpose(1, 2).flatten(2)
+
+
+def divided(width: int, heads: int) -> int:
+    """The width of one head."""
+    if heads < 1 or width % heads:
+        lower = max(heads, 1) * max(1, width // max(heads, 1))
+        raise InputError(
+            f"width {width} is not divisible by {heads} heads. Try width {lower} or {lower + max(heads, 1)}."
+        )
+    return width // heads

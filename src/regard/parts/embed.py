@@ -1,0 +1,52 @@
+"""Tokens become vectors that know where they stand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from regard.errors import InputError
+from regard.parts.contract import Context
+from regard.parts.position import Concatenated, Learned, Sinusoid
+
+
+@dataclass(frozen=True)
+class Embed:
+    """A table of vectors, scaled by sqrt(width) when `scaled` (Vaswani 2017, section 3.4), with a position."""
+
+    position: Sinusoid | Learned | Concatenated | None = None
+    scaled: bool = False
+    dropout: float = 0.0
+
+    def build(self, width: int, vocabulary: int) -> EmbedLayer:
+        """The module for a stream of this width over this many tokens."""
+        return EmbedLayer(self, width, vocabulary)
+
+
+class EmbedLayer(nn.Module):
+    def __init__(self, description: Embed, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.position = description.position.build(width) if description.position else None
+        self.longest = getattr(description.position, "longest", None)
+        table_width = width - (self.position.taken if self.position is not None else 0)
+        self.table = nn.Embedding(vocabulary, table_width)
+        nn.init.normal_(self.table.weight, std=table_width**-0.5)
+        self.scale = math.sqrt(table_width) if description.scaled else 1.0
+        self.dropout = nn.Dropout(description.dropout)
+
+    def forward(self, ids: Tensor, context: Context) -> Tensor:
+        """BT -> BTD."""
+        x = self.table(ids)
+        x = x if self.scale == 1.0 else x * self.scale
+        if self.position is not None:
+            self.check(context, ids.shape[1])
+            x = self.position(x, context.places(ids.shape[1], ids.device))
+        dropped: Tensor = self.dropout(x)
+        return dropped
+
+    def check(self, context: Context, length: int) -> None:
+        """Refuse what lies beyond the last learnt position."""
+        if self.longest is not None and context.positions is None and context.extent(length) > self.longest:
+            raise InputError(f"{context.extent(length):,} tokens, this model reads {self.longest:,}. Shorten the text.")

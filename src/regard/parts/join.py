@@ -1,0 +1,141 @@
+"""How a sublayer's answer joins the stream. Joins hold the residual and the norm, once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+from torch import Tensor, nn
+
+from regard.parts.contract import Context, Memory, Sublayer
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Mean 0 and variance 1 over the width, then a learnt scale and shift (Ba 2016)."""
+
+    epsilon: float = 1e-5
+
+    def build(self, width: int) -> nn.Module:
+        """The module for a stream of this width."""
+        return nn.LayerNorm(width, eps=self.epsilon)
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Only the scale of layer normalisation (Zhang 2019)."""
+
+    epsilon: float = 1e-6
+
+    def build(self, width: int) -> nn.Module:
+        """The module for a stream of this width."""
+        return nn.RMSNorm(width, eps=self.epsilon)
+
+
+Norm = LayerNorm | RMSNorm
+
+
+class Joined(Sublayer):
+    """A sublayer with its norm and its dropout; subclasses say how they meet the stream."""
+
+    def __init__(self, sublayer: Sublayer, norm: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.tokenwise = sublayer.tokenwise
+
+
+Layers = list[dict[str, Sublayer]]
+"""The sublayers of each layer, joined, by name."""
+
+
+class InSequence(nn.Module):
+    """Each sublayer reads what the one before it wrote."""
+
+    def __init__(self, layers: Layers) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict(layer) for layer in layers)
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """BTD -> BTD, and a tuple of what each sublayer remembers."""
+        kept: list[Memory] = []
+        for number, layer in enumerate(self.layers):
+            for name, sublayer in cast(nn.ModuleDict, layer).items():
+                was = memory[len(kept)] if memory else None
+                x, now = sublayer(x, context.under(f"{number}.{name}"), was)
+                kept.append(now)
+        return x, tuple(kept)
+
+
+@dataclass(frozen=True)
+class PostNorm:
+    """norm(x + f(x)): as the Transformer's paper has it."""
+
+    norm: Norm = field(default_factory=LayerNorm)
+
+    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
+        """The sublayer, joined."""
+        return PostNormJoined(sublayer, self.norm.build(width), dropout)
+
+    def wire(self, layers: Layers) -> nn.Module:
+        """The layers, one after another."""
+        return InSequence(layers)
+
+    def closing(self, width: int) -> nn.Module:
+        """What stands at the end of the stack."""
+        return nn.Identity()
+
+
+class PostNormJoined(Joined):
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        y, memory = self.sublayer(x, context, memory)
+        return self.norm(x + self.dropout(y)), memory
+
+
+@dataclass(frozen=True)
+class PreNorm:
+    """x + f(norm(x)): trains without warmup (Xiong 2020); the stack ends in one more norm."""
+
+    norm: Norm = field(default_factory=LayerNorm)
+
+    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
+        """The sublayer, joined."""
+        return PreNormJoined(sublayer, self.norm.build(width), dropout)
+
+    def wire(self, layers: Layers) -> nn.Module:
+        """The layers, one after another."""
+        return InSequence(layers)
+
+    def closing(self, width: int) -> nn.Module:
+        """What stands at the end of the stack."""
+        return self.norm.build(width)
+
+
+class PreNormJoined(Joined):
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        y, memory = self.sublayer(self.norm(x), context, memory)
+        return x + self.dropout(y), memory
+
+
+@dataclass(frozen=True)
+class Replace:
+    """f(x): no residual and no norm, as the first recurrent models were stacked."""
+
+    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
+        """The sublayer, joined."""
+        return ReplaceJoined(sublayer, nn.Identity(), dropout)
+
+    def wire(self, layers: Layers) -> nn.Module:
+        """The layers, one after another."""
+        return InSequence(layers)
+
+    def closing(self, width: int) -> nn.Module:
+        """What stands at the end of the stack."""
+        return nn.Identity()
+
+
+class ReplaceJoined(Joined):
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        y, memory = self.sublayer(x, context, memory)
+        return self.dropout(y), memory

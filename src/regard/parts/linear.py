@@ -1,0 +1,24 @@
+"""Linear maps, initialised as Glorot and Bengio (2010) have it, without a bias at first."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+
+def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) -> nn.Linear:
+    """A linear map; `parts` equal maps that share their input may stand in one matrix, each with its own scale."""
+    module = nn.Linear(inputs, outputs, bias=biased)
+    for part in module.weight.chunk(parts):
+        nn.init.xavier_uniform_(part)
+    if biased:
+        nn.init.zeros_(module.bias)
+    return module
+
+
+def matrix_per_head(heads: int, rows: int, columns: int) -> nn.Parameter:
+    """One matrix a head: H, rows, columns."""
+    bound = math.sqrt(6 / (rows + columns))
+    return nn.Parameter(torch.empty(heads, rows, columns).uniform_(-bound, bound))

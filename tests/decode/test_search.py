@@ -1,0 +1,219 @@
+"""The one search, against its definition: no memory, one sentence, everything read again at each step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regard.decode.choose import Options
+from regard.decode.pool import Hypothesis
+from regard.decode.search import length_penalty, search
+from regard.errors import InputError
+from regard.models.model import Network
+from regard.parts.contract import Context, Record, Source
+from tests.laws.zoo import BEGIN, END, LANGUAGE_MODELS, MODELS, TRANSLATORS, VOCABULARY, build
+
+SOURCE_LENGTHS = [9, 2, 6, 7]
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients():
+    with torch.no_grad():
+        yield
+
+
+def eager(name: str, seed: int = 0) -> Network:
+    """A network that likes to end, so that sentences of many lengths come out."""
+    network = build(name, seed)
+    generator = torch.Generator().manual_seed(seed)
+    table = network.readout.words.weight
+    table[END] = table[3:].mean(dim=0) + torch.randn(table.shape[1], generator=generator) * table.std()
+    return network
+
+
+def source_of(network: Network, rows: list[int]) -> Source | None:
+    if network.encoder is None:
+        return None
+    ids = torch.randint(3, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
+    lengths = torch.tensor(SOURCE_LENGTHS)
+    if len(rows) == 1:
+        return network.encode(ids[rows, : SOURCE_LENGTHS[rows[0]]])
+    return network.encode(ids[rows], torch.arange(9) < lengths[rows, None])
+
+
+def next_log_probabilities(network: Network, source: Source | None, prompt: list[int], said: list[int]) -> list[float]:
+    states, _ = network.decode(torch.tensor([prompt + said]), Context(source=source))
+    return network.readout(states[0, -1]).log_softmax(-1).tolist()
+
+
+def defined_beam(network, source, prompt, options: Options, limit: int) -> list[tuple[list[int], float]]:
+    """Beam search written down as it is said: no memory, no batch, no early stop."""
+    live, finished = [([], 0.0)], []
+    for made in range(1, limit + 1):
+        grown = [
+            ([*said, token], total + value)
+            for said, total in live
+            for token, value in enumerate(next_log_probabilities(network, source, prompt, said))
+        ]
+        grown.sort(key=lambda pair: -pair[1])
+        top = grown[: 2 * options.beam]
+        penalty = length_penalty(made, options.length_penalty)
+        for said, total in top[: options.beam]:
+            if said[-1] == END or made == limit:
+                finished.append((said[:-1] if said[-1] == END else said, total / penalty))
+        live = [pair for pair in top if pair[0][-1] != END][: options.beam]
+    return sorted(finished, key=lambda pair: -pair[1])[: options.n_best]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("penalty", [0.6, 0.0, 2.0, -1.0])
+def test_beam_search_finds_what_its_definition_finds(name: str, penalty: float):
+    network = eager(name)
+    options = Options(beam=3, n_best=2, length_penalty=penalty)
+    prompts = [[BEGIN], [BEGIN, 5, 6], [BEGIN, 7], [BEGIN, 8, 9, 10]]
+    limits = [8, 6, 7, 5]
+    found = search(network, prompts, options, end=END, limits=limits, source=source_of(network, [0, 1, 2, 3]))
+    for row in range(4):
+        expected = defined_beam(network, source_of(network, [row]), prompts[row], options, limits[row])
+        assert [list(h.tokens) for h in found[row]] == [said for said, _ in expected]
+        assert [h.score for h in found[row]] == pytest.approx([score for _, score in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_takes_the_best_token_each_time(name: str):
+    network, prompts, limits = eager(name), [[BEGIN], [BEGIN, 5], [BEGIN, 6, 7], [BEGIN]], [12, 9, 12, 70]
+    found = search(network, prompts, Options(), end=END, limits=limits, source=source_of(network, [0, 1, 2, 3]))
+    for row in range(4):
+        said, total = [], 0.0
+        while len(said) < min(limits[row], 40):
+            values = next_log_probabilities(network, source_of(network, [row]), prompts[row], said)
+            best = max(range(len(values)), key=values.__getitem__)
+            total += values[best]
+            if best == END:
+                break
+            said.append(best)
+        assert list(found[row][0].tokens)[:40] == said
+        if found[row][0].ended:
+            assert found[row][0].log_probability == pytest.approx(total, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["transformer", "recurrent, additive", "gpt2", "gpt2, relative bias"])
+@pytest.mark.parametrize("options", [Options(), Options(beam=4, n_best=4), Options(temperature=1.0, top_p=0.9)])
+def test_a_batch_of_64_says_what_each_sentence_says_alone(name: str, options: Options):
+    network = eager(name)
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, VOCABULARY, (64, 12), generator=generator)
+    lengths = torch.randint(1, 13, (64,), generator=generator)
+    lengths[0] = 12
+    prompts = [[BEGIN, *range(3, 3 + i % 3)] for i in range(64)]
+    source = None if network.encoder is None else network.encode(ids, torch.arange(12) < lengths[:, None])
+    together = search(network, prompts, options, end=END, limits=[15] * 64, source=source, seeds=range(64))
+    for row in range(64):
+        one = None if source is None else network.encode(ids[row : row + 1, : lengths[row]])
+        alone = search(network, [prompts[row]], options, end=END, limits=[15], source=one, seeds=[row])
+        assert [h.tokens for h in alone[0]] == [h.tokens for h in together[row]]
+
+
+def says(name: str, options: Options, limit: int = 30, prompt: tuple[int, ...] = (BEGIN,), **more) -> Hypothesis:
+    network = eager(name)
+    return search(network, [prompt], options, end=END, limits=[limit], source=source_of(network, [0]), **more)[0][0]
+
+
+def test_sampling_follows_the_distribution_and_its_seed():
+    network = eager("gpt2")
+    rows = 4000
+    found = search(network, [[BEGIN]] * rows, Options(temperature=0.7), end=END, limits=[1] * rows, seeds=range(rows))
+    values = torch.tensor(next_log_probabilities(network, None, [BEGIN], [])) / 0.7
+    drawn = torch.tensor([h[0].tokens[0] if h[0].tokens else END for h in found])
+    frequency = torch.bincount(drawn, minlength=VOCABULARY) / rows
+    assert (frequency - values.softmax(-1)).abs().max() < 0.03
+    assert says("gpt2", Options(temperature=1.0), seeds=[7]) == says("gpt2", Options(temperature=1.0), seeds=[7])
+    assert says("gpt2", Options(temperature=1.0), seeds=[7]) != says("gpt2", Options(temperature=1.0), seeds=[8])
+
+
+@pytest.mark.parametrize("options", [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}])
+def test_the_narrowest_sampling_is_greedy(options: dict):
+    narrow = says("gpt2", Options(temperature=1.0, **options))
+    assert narrow.tokens == says("gpt2", Options()).tokens
+
+
+def test_top_k_draws_from_the_best_k_only():
+    network = eager("gpt2")
+    found = search(network, [[BEGIN]] * 500, Options(temperature=5.0, top_k=3), end=END, limits=[1] * 500)
+    values = torch.tensor(next_log_probabilities(network, None, [BEGIN], []))
+    best = set(values.topk(3).indices.tolist())
+    assert {h[0].tokens[0] if h[0].tokens else END for h in found} == best
+
+
+@pytest.mark.parametrize("beam", [1, 4])
+def test_the_shortest_and_the_longest_answer_can_be_set(beam: int):
+    for length in (1, 5, 20):
+        said = says("transformer", Options(beam=beam, min_tokens=length), limit=25)
+        assert len(said.tokens) >= length
+        assert len(says("transformer", Options(beam=beam), limit=length).tokens) <= length
+    assert says("transformer", Options(beam=beam), limit=0).tokens == ()
+
+
+def test_an_answer_cut_by_the_limit_says_so():
+    assert not says("gpt2", Options(min_tokens=10), limit=10).ended
+    assert says("gpt2", Options(temperature=5.0), limit=900).ended
+
+
+def test_no_run_of_tokens_is_said_twice_when_that_is_ruled_out():
+    for beam in (1, 3):
+        said = says("gpt2, rotary", Options(beam=beam, no_repeat_ngram=2, min_tokens=25), limit=40).tokens
+        pairs = list(zip(said, said[1:]))
+        assert len(pairs) == len(set(pairs))
+    plain = says("gpt2, rotary", Options(min_tokens=25), limit=40).tokens
+    assert len(set(zip(plain, plain[1:]))) < len(plain) - 1
+
+
+def test_a_repetition_penalty_counts_the_prompt_too():
+    network, prompt = eager("gpt2"), [BEGIN, 5, 6, 0]
+    logits = network.readout(network.decode(torch.tensor([prompt]), Context())[0][0, -1])
+    for token in (1, 5, 6, 0):
+        logits[token] = logits[token] / 2.0 if logits[token] > 0 else logits[token] * 2.0
+    found = search(network, [prompt], Options(repetition_penalty=2.0), end=END, limits=[1])[0][0]
+    assert found.log_probability == pytest.approx(logits.log_softmax(-1).max().item(), abs=1e-5)
+
+
+def test_a_stop_ends_the_answer_with_the_token_that_completes_it():
+    free = says("gpt2", Options(min_tokens=10), limit=20).tokens
+    stopped = says("gpt2", Options(min_tokens=10), limit=20, stopped=lambda said: said[-1] == free[4])
+    first = free.index(free[4])
+    assert stopped.tokens == free[: first + 1]
+    assert stopped.ended
+
+
+def test_a_coverage_penalty_ranks_by_what_was_attended_to():
+    network, source = eager("transformer"), None
+    source = source_of(network, [0])
+    options = Options(beam=4, n_best=4, coverage_penalty=0.0)
+    plain = search(network, [[BEGIN]], options, end=END, limits=[10], source=source)[0]
+    covered = search(network, [[BEGIN]], replace(options, coverage_penalty=0.5), end=END, limits=[10], source=source)[0]
+    for hypothesis in covered:
+        record = Record(lambda name: name.endswith("cross"))
+        tokens = torch.tensor([[BEGIN, *hypothesis.tokens]])
+        if not hypothesis.ended:
+            tokens = tokens[:, :-1]
+        network.decode(tokens, Context(source=source, record=record))
+        weights = torch.stack([record.matrix(name).mean(1) for name in record.rows]).mean(0)
+        length = len(hypothesis.tokens) + hypothesis.ended
+        coverage = 0.5 * weights.sum(1).clamp(1e-9, 1.0).log().sum().item()
+        expected = hypothesis.log_probability / length_penalty(length, options.length_penalty) + coverage
+        assert hypothesis.score == pytest.approx(expected, abs=1e-4)
+    assert [h.score for h in plain] != [h.score for h in covered]
+
+
+@pytest.mark.parametrize(
+    "bad", [{"beam": 0}, {"top_p": 2.0}, {"temperature": -1.0}, {"n_best": 3}, {"temperature": float("nan")}]
+)
+def test_options_out_of_range_are_refused_by_name(bad: dict):
+    with pytest.raises(InputError, match=next(iter(bad))):
+        Options(**bad)
+
+
+def test_every_kind_of_model_is_searched():
+    assert TRANSLATORS and LANGUAGE_MODELS
