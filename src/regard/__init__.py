@@ -9,7 +9,7 @@ from regard.version import __version__
 if TYPE_CHECKING:
     from regard.api import load
     from regard.models import zoo
-    from regard.recipe import train
+    from regard.run import train
 
 __all__ = ["__version__", "load", "train", "zoo"]
 
@@ -21,7 +21,7 @@ def __getattr__(name: str) -> Any:
 
         return load
     if name == "train":
-        from regard.recipe import train
+        from regard.run import train
 
         return train
     if name == "zoo":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 import re
 import types
 import typing
@@ -37,6 +38,23 @@ def to_plain(value: Any) -> Any:
     return value
 
 
+def to_toml(tables: Mapping[str, Any]) -> str:
+    """Tables of plain values as TOML: one [table] each, tables inside them inline."""
+    lines: list[str] = []
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
+    return "\n".join(lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # JSON writes strings, numbers and booleans as TOML does, but for DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
 def from_plain(annotation: Any, value: Any, *, where: str) -> Any:
     """The opposite of `to_plain`: read `value` as what `annotation` allows; `where` names the place in errors."""
     if annotation is Any:
@@ -61,7 +79,7 @@ def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, wher
     hints = _hints(function)
     for name in arguments:
         if name not in parameters:
-            raise InputError(f'unknown key "{name}" ({where}). {_capital(suggest(name, parameters))}')
+            raise InputError(f'unknown key "{name}" ({where}). {suggest(name, parameters)}')
     given = {
         name: from_plain(hints.get(name, Any), value, where=f"{where}.{name}") for name, value in arguments.items()
     }
@@ -81,10 +99,6 @@ def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, wher
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     return typing.get_type_hints(function)
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -113,7 +127,7 @@ def _from_literal(allowed: tuple[Any, ...], value: Any, where: str) -> Any:
     if value in allowed:
         return value
     hint = suggest(str(value), [str(option) for option in allowed])
-    raise InputError(f"{_shown(value)} is not a choice ({where}). {_capital(hint)}")
+    raise InputError(f"{_shown(value)} is not a choice ({where}). {hint}")
 
 
 def _from_sequence(annotation: Any, value: Any, where: str) -> Any:
@@ -140,7 +154,7 @@ def _from_table(options: list[Any], value: Any, where: str) -> Any:
     for option in options:
         if kind_of(option) == kind:
             return call_plain(option, value, where=where)
-    raise InputError(f'unknown kind "{kind}" ({where}). {_capital(suggest(str(kind), map(kind_of, options)))}')
+    raise InputError(f'unknown kind "{kind}" ({where}). {suggest(str(kind), map(kind_of, options))}')
 
 
 def _from_scalar(annotation: Any, value: Any, where: str) -> Any:

@@ -49,9 +49,9 @@ class Interrupted(RegardError):
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean "x"?' for the nearest known name, else the list of what is known."""
+    """'Did you mean "x"?' for the nearest known name, else the list of what is known."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
-        return f'did you mean "{near[0]}"?'
-    return f"known: {', '.join(known)}."
+        return f'Did you mean "{near[0]}"?'
+    return f"Known: {', '.join(known)}."

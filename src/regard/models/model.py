@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,6 +108,10 @@ class Network(nn.Module):
             outside = Context(padding=source_padding, record=record, change=change)
             context = replace(context, source=self.encode(source_ids, context=outside))
         return self.decode(ids, context)[0]
+
+    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """The summed cross entropy of targets BT (negative: not asked) given the arguments of `states`."""
+        return self.readout.loss(self.states(**inputs), targets, smoothing)
 
     def encode(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
         """BS -> what the encoder says of the source."""

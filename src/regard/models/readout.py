@@ -9,9 +9,6 @@ from torch import Tensor, nn
 
 from regard.parts.linear import linear
 
-IGNORE = -100
-"""The target of a position at which nothing is predicted."""
-
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -41,8 +38,8 @@ class VocabularyReadout(nn.Module):
         return logits
 
     def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """BTD, BT -> the summed cross entropy over real targets; a chunk of logits at a time."""
-        real = targets != IGNORE
+        """BTD, BT -> the summed cross entropy; a negative target asks for nothing and costs nothing."""
+        real = targets >= 0
         return F.linear_cross_entropy(
             self.project(states[real]),
             self.words.weight,

@@ -25,6 +25,13 @@ class EmbeddedPosition(nn.Module):
         raise NotImplementedError
 
 
+def turning(positions: Tensor, width: int, base: float) -> Tensor:
+    """(B)T -> (B)T, width / 2: a position's angle at wavelengths growing geometrically from 2 pi to base * 2 pi."""
+    half = width // 2
+    frequencies = base ** (-torch.arange(half, device=positions.device) / half)
+    return positions[..., None] * frequencies
+
+
 @dataclass(frozen=True)
 class Sinusoid:
     """Sines and cosines of geometric wavelengths (Vaswani 2017, section 3.5): sines in the first half of the width,
@@ -40,21 +47,18 @@ class Sinusoid:
 
 
 class SinusoidLayer(EmbeddedPosition):
-    frequencies: Tensor
-
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
         if width % 2:
             raise InputError(f"sinusoids need an even width, got {width}. Try {width + 1}.")
-        half = width // 2
-        self.register_buffer("frequencies", base ** (-torch.arange(half) / half), persistent=False)
+        self.width, self.base = width, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.table(positions)
 
     def table(self, positions: Tensor) -> Tensor:
         """(B)T -> (B)TD."""
-        angles = positions[..., None].to(self.frequencies.dtype) * self.frequencies
+        angles = turning(positions, self.width, self.base)
         return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
@@ -123,18 +127,15 @@ class Rotary:
 
 
 class RotaryLayer(nn.Module):
-    frequencies: Tensor
-
     def __init__(self, key_width: int, base: float) -> None:
         super().__init__()
         if key_width % 2:
             raise InputError(f"rotary positions need heads of an even width, got {key_width}. Try another heads.")
-        half = key_width // 2
-        self.register_buffer("frequencies", base ** (-torch.arange(half) / half), persistent=False)
+        self.key_width, self.base = key_width, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """BHTK, (B)T -> BHTK: each pair of dimensions (i, i + K/2) turned by its own angle."""
-        angles = positions[..., None].to(self.frequencies.dtype) * self.frequencies
+        angles = turning(positions, self.key_width, self.base)
         angles = angles[:, None] if angles.dim() == 3 else angles
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)

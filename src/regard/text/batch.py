@@ -79,9 +79,9 @@ class Plan:
         return [steps[place] for place in _permutation(generator, len(steps))]
 
     def _sorted(self, samples: Indices) -> Indices:
-        """Samples from short to long, first by all sides together, then by each; equals stay in order."""
+        """Samples from short to long, by the longest side, then by each; equals stay in order."""
         lengths = self.lengths[samples]
-        return samples[np.lexsort((*lengths.T[::-1], lengths.sum(1)))]
+        return samples[np.lexsort((*lengths.T[::-1], lengths.max(1)))]
 
     def _cut(self, samples: Indices) -> list[Indices]:
         """Runs of samples as long as the budget allows; a sample beyond the budget stands alone."""

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
@@ -23,6 +23,8 @@ Documents = Literal["file", "line", "paragraph"]
 
 _LONGEST_LINE = 1_000_000
 _RANGES_SHOWN = 6
+_PART = 100_000
+_PART_END = re.compile(r"(?<=\S)(?=[ \n])")
 _FOREIGN = {
     codecs.BOM_UTF16_LE: "looks like UTF-16 (BOM FF FE). Convert: iconv -f utf-16 -t utf-8 {path}.",
     codecs.BOM_UTF16_BE: "looks like UTF-16 (BOM FE FF). Convert: iconv -f utf-16 -t utf-8 {path}.",
@@ -92,7 +94,7 @@ def read_corpus(pattern: str, *, documents: Documents = "file") -> Corpus:
     """The pairs of data/train.{de,en}, or the documents of one file: all of it, its lines or its paragraphs."""
     pair = pair_paths(pattern)
     if pair is not None:
-        return _read_pairs(*pair)
+        return read_pairs(*pair)
     if documents == "file":
         text = read_text(pattern)
         texts = [text] if text else []
@@ -115,10 +117,19 @@ def embedded_corpus(name: str, split: Split) -> Corpus:
         from regard.text.python import python_documents
 
         return Corpus([text for _, text in python_documents(split)], None, (name,))
-    raise InputError(f'no embedded corpus is called "{name}" (text.corpus); {suggest(name, ["dates", "python"])}')
+    raise InputError(f'no embedded corpus is called "{name}" (text.corpus). {suggest(name, ["dates", "python"])}')
 
 
-def _read_pairs(source: Path, target: Path) -> Corpus:
+def cut_text(text: str) -> Iterator[str]:
+    """A long text in parts, cut before a space, where tokens end anyway: the library needs 150 times a part's size."""
+    start = 0
+    while (end := _PART_END.search(text, start + _PART)) is not None:
+        yield text[start : end.start()]
+        start = end.start()
+    yield text[start:]
+
+
+def read_pairs(source: Path, target: Path) -> Corpus:
     """Two files of equally many lines."""
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
@@ -155,7 +166,7 @@ def _decoded_lines(path: Path, *, longest: int | None) -> list[str]:
                         f"{path} line {number:,} is longer than {longest:,} bytes. Is it a file without line breaks? "
                         "Split it into lines."
                     )
-                lines.append(_decode(line, path, number))
+                lines.append(decode_line(line, path, number))
     except FileNotFoundError:
         raise InputError(_missing(path)) from None
     except OSError as error:
@@ -172,7 +183,8 @@ def _without_marks(lines: list[str]) -> list[str]:
     return lines
 
 
-def _decode(line: bytes, path: Path, number: int) -> str:
+def decode_line(line: bytes, path: str | Path, number: int) -> str:
+    """The text of a line; `path` and `number` say where it stands when it is not UTF-8 or holds a NUL."""
     if b"\0" in line:
         raise InputError(
             f"{path} line {number:,}: NUL byte. Remove it: tr -d '\\000' < {shlex.quote(str(path))} > clean.txt."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard.errors import DamagedFile, InputError
-from regard.text.corpus import Corpus, read_text
+from regard.text.corpus import Corpus, cut_text, read_text
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 PAD, BEGIN, END, UNKNOWN, MASK = range(5)
@@ -22,8 +22,6 @@ PAD, BEGIN, END, UNKNOWN, MASK = range(5)
 # takes quadratic time in the longest one. No run can spell a special token, whose last sign stands behind letters.
 _WORDS = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^\s\p{L}\p{M}\p{N}]{1,64}|\s{1,64}(?!\S)|\s{1,64}"
 _WORDS_AND_DIGITS = _WORDS.replace(r" ?\p{N}{1,64}", r"\p{N}")
-_PART = 100_000
-_PART_END = re.compile(r"(?<=\S)(?=[ \n])")
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 
 # How GPT-2 writes bytes as characters: as themselves where they can be seen, else from U+0100 on.
@@ -150,7 +148,7 @@ class Character:
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The characters of the texts, in order."""
-        vocabulary = _numbered(sorted(set().union(*texts)))
+        vocabulary = _numbered(sorted(set[str]().union(*texts)))
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token=SPECIALS[UNKNOWN]))
         tokenizer.decoder = decoders.Fuse()
         return _finished(tokenizer)
@@ -178,6 +176,9 @@ class Word:
     size: int = 30_000
     joint: bool = True
 
+    def __post_init__(self) -> None:
+        _require_room(self.size, len(SPECIALS) + 1)
+
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """At most `size` tokens: fewer where the texts have fewer words."""
         tokenizer = tokenizers.Tokenizer(models.WordLevel(unk_token=SPECIALS[UNKNOWN]))
@@ -194,6 +195,9 @@ class BPE:
     size: int = 8_000
     split_digits: bool = False
     joint: bool = True
+
+    def __post_init__(self) -> None:
+        _require_room(self.size, len(SPECIALS) + len(_BYTES))
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The 256 bytes and the merges of pairs that occur twice or more."""
@@ -215,6 +219,10 @@ class Unigram:
     size: int = 8_000
     split_digits: bool = False
     joint: bool = True
+
+    def __post_init__(self) -> None:
+        # The trainer does not stop at a size that holds the bytes and nothing else.
+        _require_room(self.size, len(SPECIALS) + len(_BYTES) + 1)
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The 256 bytes and the likeliest pieces."""
@@ -238,15 +246,21 @@ class WordPiece:
     size: int = 8_000
     joint: bool = True
 
+    def __post_init__(self) -> None:
+        _require_room(self.size, len(SPECIALS) + 1)
+
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """Every character, at a word's start and inside it, and the merges of pairs that occur twice or more."""
-        characters = [character for character in sorted(set().union(*texts)) if not character.isspace()]
+        characters = [character for character in sorted(set[str]().union(*texts)) if not character.isspace()]
         first = [*SPECIALS, *characters, *(f"##{character}" for character in characters)]
         # Named first, in order: else they are numbered as a hash table has them, and ties fall as the numbers do.
         trainer = trainers.WordPieceTrainer(
             vocab_size=self.size, min_frequency=2, special_tokens=first, show_progress=False
         )
-        vocabulary = _trained(_bert(models.WordPiece()), trainer, texts).get_vocab()
+        short = pre_tokenizers.Split(Regex(r"\S{1,64}"), "isolated")
+        learner = _bert(models.WordPiece())
+        learner.pre_tokenizer = pre_tokenizers.Sequence([learner.pre_tokenizer, short])
+        vocabulary = _trained(learner, trainer, texts).get_vocab()
         return _of_size(_finished(_bert(models.WordPiece(vocabulary, unk_token=SPECIALS[UNKNOWN]))), self.size)
 
 
@@ -260,9 +274,96 @@ class Saved:
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The file's tokenizer, whatever the texts."""
         tokenizer = Tokenizer.from_json(read_text(self.path))
-        for number in (tokenizer.end, tokenizer.pad):
-            assert number < tokenizer.vocabulary
+        _ = tokenizer.end, tokenizer.pad  # asked for at once, so that a file without them is refused here
         return tokenizer
 
 
 TokenizerKind = Character | Byte | Word | BPE | Unigram | WordPiece | Saved
+
+
+def train_tokenizers(kind: TokenizerKind, corpus: Corpus) -> tuple[Tokenizer, Tokenizer | None]:
+    """The tokenizer of a corpus, and a second one for the targets when the two sides do not share it."""
+    if corpus.targets is None:
+        return kind.train(corpus.sources), None
+    if kind.joint:
+        return kind.train([*corpus.sources, *corpus.targets]), None
+    return kind.train(corpus.sources), kind.train(corpus.targets)
+
+
+def _trained(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]) -> tokenizers.Tokenizer:
+    tokenizer.train_from_iterator((part for text in texts for part in cut_text(text)), trainer)
+    return tokenizer
+
+
+def _finished(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
+    """A tokenizer whose model holds the special tokens, told that they are special."""
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return Tokenizer(tokenizer)
+
+
+def _numbered(tokens: Iterable[str]) -> dict[str, int]:
+    return {token: number for number, token in enumerate((*SPECIALS, *tokens))}
+
+
+def _byte_level(model: models.Model, split_digits: bool) -> tokenizers.Tokenizer:
+    """A model that reads words as bytes."""
+    tokenizer = tokenizers.Tokenizer(model)
+    words = pre_tokenizers.Split(Regex(_WORDS_AND_DIGITS if split_digits else _WORDS), "isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _bert(model: models.WordPiece) -> tokenizers.Tokenizer:
+    """A model that reads words and signs apart."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # "Cleaning up" would turn "do not" into "don't".
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    return tokenizer
+
+
+def _settled(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Pieces in an order and with scores that depend on the text alone.
+
+    The trainer adds up in the order of a hash table, which moves last digits, and gives the bytes it never saw scores
+    that are a little above the lowest in that same order.
+    """
+    specials, learnt = pieces[: len(SPECIALS)], pieces[len(SPECIALS) :]
+    lowest = min(score for _, score in learnt)
+    unseen = lowest + 0.0001 * (len(_BYTES) + 1)
+    scores = {text: lowest if len(text) == 1 and score < unseen else score for text, score in learnt}
+    rounded = [(text, round(score, 6)) for text, score in scores.items()]
+    return specials + sorted(rounded, key=lambda piece: (-piece[1], piece[0]))
+
+
+def _require_room(size: int, least: int) -> None:
+    if size < least:
+        raise InputError(
+            f"asked for {size:,} tokens, special ones and single characters need {least:,} (text.tokenizer.size). "
+            f"Use size = {least} or more."
+        )
+
+
+def _of_size(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The tokenizer, refused unless it has the size asked for."""
+    found = tokenizer.vocabulary
+    if found < size:
+        usable = found // 100 * 100 if found >= 1000 else found
+        raise InputError(
+            f"asked for {size:,} tokens, the text supports {found:,} (text.tokenizer.size). Use size = {usable}."
+        )
+    _require_room(size, found)
+    return tokenizer
+
+
+def _refuse_surrogates(texts: Sequence[str]) -> None:
+    """Name the half of a character pair that makes a text invalid, if that is what is wrong."""
+    for text in texts:
+        half = re.search("[\ud800-\udfff]", text)
+        if half is not None:
+            raise InputError(
+                f"the text holds an unpaired surrogate (U+{ord(half.group()):04X}) at position {half.start() + 1}. "
+                "Give valid Unicode."
+            )

@@ -1,0 +1,96 @@
+"""The command line: verbs in, text out, one line and an exit code when something is wrong."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from regard.cli import judge, learn, speak
+from regard.errors import RegardError
+from regard.version import __version__
+
+app = typer.Typer(
+    name="regard",
+    help="One small toolkit for the whole lineage of attention: train it, speak with it, see what it attends to.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command()(learn.train)
+app.command()(learn.init)
+app.command()(speak.translate)
+app.command()(speak.generate)
+app.command()(speak.show)
+app.command()(judge.evaluate)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"regard {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say the version."),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; may stand anywhere."),
+) -> None:
+    """One small toolkit for the whole lineage of attention: train it, speak with it, see what it attends to."""
+
+
+def main() -> NoReturn:
+    """Run the command line and end the process."""
+    arguments = sys.argv[1:]
+    ends = arguments.index("--") if "--" in arguments else len(arguments)
+    debug = "--debug" in arguments[:ends]
+    kept = [word for word in arguments[:ends] if word != "--debug"] + arguments[ends:]
+    sys.exit(run(kept, debug=debug))
+
+
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Run a verb; -> the exit code."""
+    try:
+        code = app(arguments, prog_name="regard", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except RegardError as error:
+        return _fail(error, str(error), error.exit_code, debug)
+    except (KeyboardInterrupt, typer.Abort):
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has gone; so do we, without a word.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except MemoryError as error:
+        return _fail(error, "out of memory. Lower train.batch_tokens, or raise train.accumulate.", 1, debug)
+    except OSError as error:
+        return _fail(error, f"{error.strerror or error} ({error.filename or 'output'}). Free space?", 74, debug)
+    except Exception as error:
+        if hasattr(error, "format_message"):  # the argument parser's own
+            return _fail(error, _usage(error, arguments), 2, debug)
+        if "out of memory" in str(error) or "can't allocate" in str(error):
+            return _fail(error, "out of memory. Lower train.batch_tokens, or raise train.accumulate.", 1, debug)
+        return _fail(error, f"internal error: {error!r}. Run again with --debug and report it.", 1, debug)
+
+
+def _usage(error: Exception, arguments: list[str]) -> str:
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    verbs = [word for word in arguments[:1] if not word.startswith("-")]
+    known = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    place = " ".join(["regard", *[verb for verb in verbs if verb in known]])
+    return f"{message} ({place}). See: {place} --help."
+
+
+def _fail(error: Exception, message: str, code: int, debug: bool) -> int:
+    if debug:
+        import traceback
+
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    word = "" if code >= 128 else "error: "
+    print(f"regard: {word}{' '.join(message.split())}", file=sys.stderr)
+    return code

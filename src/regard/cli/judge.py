@@ -1,0 +1,89 @@
+"""The verbs that judge."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.common import Device, ModelFolder, Threads, load_model, progress
+from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from regard.text.corpus import Corpus
+
+
+def evaluate(
+    model: ModelFolder,
+    source: Annotated[Path | None, typer.Option(help="Lines to translate.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their right translations.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text to predict.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves and alignments.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Judge a model: BLEU and chrF with signatures, exact match, loss, perplexity and bits per byte.
+
+    Without files: on the test text of its own recipe.
+
+    Example: regard evaluate runs/de-en --source test.de --reference test.en
+    """
+    from dataclasses import replace
+
+    from regard.judge.evaluate import evaluate as judge
+    from regard.judge.evaluate import plot_by_length
+
+    corpus = _corpus(model, source, reference, text)
+    loaded = load_model(model, device, threads)
+    options = loaded.defaults()
+    options = options if beam is None else replace(options, beam=beam)
+    with progress(len(corpus), "evaluating") as advance:
+        found = judge(loaded, corpus, options, progress=advance)
+    if as_json:
+        json.dump(found.to_json(), sys.stdout, indent=2, ensure_ascii=False)
+        typer.echo("")
+    else:
+        typer.echo(found.text())
+    if plot is not None:
+        plot_by_length(found, plot)
+        typer.echo(f"{plot} shows quality by source length.", err=True)
+    if report is not None:
+        from regard.judge.report import write_report
+
+        longest = sorted(set(found.sources), key=len)
+        chosen = [longest[len(longest) * part // 8] for part in (2, 5, 7)] if longest else []
+        looks = [(line, loaded.look(line)) for line in chosen]
+        metrics = model / "metrics.jsonl"
+        write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks)
+        typer.echo(f"{report} is the report.", err=True)
+
+
+def _corpus(model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:
+    """The files that were named, or the test text of the model's own recipe."""
+    from regard.text.corpus import read_corpus, read_pairs
+
+    if text is not None:
+        if source or reference:
+            raise InputError(
+                "--text does not go with --source and --reference (regard evaluate). Give one or the other."
+            )
+        return read_corpus(str(text))
+    if (source is None) != (reference is None):
+        raise InputError("--source and --reference go together (regard evaluate). Give both.")
+    if source is not None and reference is not None:
+        return read_pairs(source, reference)
+    recipe = model / "recipe.toml"
+    if not recipe.is_file():
+        raise InputError(f"{model} has no recipe.toml. Say --source F --reference F, or --text F.")
+    from regard.recipe import read_recipe
+
+    corpus = read_recipe(recipe).text.read("test")
+    if corpus is None:
+        raise InputError(f"{recipe} names no test text. Say --source F --reference F, or --text F.")
+    return corpus

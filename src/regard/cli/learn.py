@@ -1,0 +1,56 @@
+"""The verbs that make models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.common import Device, Threads, use_threads
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A TOML file, or the name of a built-in recipe.", show_default=False)
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The model's folder; a run found there goes on.", show_default="runs/RECIPE")
+    ] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Train a model, or go on with what the folder holds. Without a recipe: list those that are built in.
+
+    Example: regard train dates --set train.steps=500 --out runs/dates
+    """
+    from regard.recipes import builtin_recipes
+
+    if recipe is None:
+        for name, text in builtin_recipes().items():
+            typer.echo(f"{name:20} {text.splitlines()[0].lstrip('# ')}")
+        return
+    from regard.learn.progress import watcher
+    from regard.run import train as train_recipe
+
+    use_threads(threads)
+    folder = out or Path("runs") / Path(recipe).stem
+    train_recipe(recipe, folder, settings=settings or (), device=device, watcher=watcher())
+    typer.echo(f"{folder} is ready.")
+
+
+def init(
+    files: Annotated[
+        list[Path], typer.Argument(help="One text, or two whose lines belong together.", show_default=False)
+    ],
+) -> None:
+    """Write a commented recipe for your own files.
+
+    Example: regard init data/train.de data/train.en > recipe.toml
+    """
+    from regard.cli.sketch import recipe_for
+
+    typer.echo(recipe_for(files), nl=False)

@@ -1,0 +1,82 @@
+"""A first recipe for a person's own files, with a comment on what one may want to change."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from pathlib import Path
+
+from regard.errors import InputError
+from regard.text.corpus import read_lines
+
+_RECIPE = """# Written by regard init. Train it with: regard train recipe.toml
+# Every key can also be set on the command line: --set train.steps=2000
+
+[model]
+name    = "{model}"   # a function of regard.zoo; the other keys are its arguments
+width   = {width}
+depth   = {depth}
+heads   = 4
+dropout = {dropout}              # more for little text, less for much
+
+[text]
+train     = "{train}"
+{valid}
+tokenizer = {{ kind = "{tokenizer}"{size} }}   # character, byte, word, bpe, unigram, word_piece
+{problem}
+
+[train]
+steps        = {steps}       # a run goes on where it stopped, so this can be raised later
+batch_tokens = 4096       # padded tokens a step; lower accumulate's parts, not this, if memory is short
+rate         = 1e-3
+schedule     = {{ kind = "inverse_square_root", warmup = {warmup} }}
+save_every   = {every}
+valid_every  = {every}
+seed         = 1
+"""
+
+
+def recipe_for(files: list[Path]) -> str:
+    """A recipe for one text, or for two whose lines belong together."""
+    if len(files) > 2:
+        raise InputError(f"{len(files)} files (regard init). Give one text, or two whose lines belong together.")
+    sizes = [len(read_lines(file)) for file in files]
+    if len(set(sizes)) > 1:
+        raise InputError(f"{files[0]} has {sizes[0]:,} lines, {files[1]} {sizes[1]:,}: they must match.")
+    size = sum(file.stat().st_size for file in files)
+    pattern, pair = _pattern([str(file) for file in files]), len(files) == 2
+    vocabulary = 8000 if size > 4_000_000 else 2000 if size > 400_000 else 0
+    small = size < 1_000_000
+    return _RECIPE.format(
+        model="transformer" if pair else "gpt2",
+        width=128 if small else 256,
+        depth=2 if small else 3,
+        dropout=0.2 if small else 0.1,
+        train=pattern,
+        valid=f'# valid   = "{pattern.replace("train", "valid")}"   # not learnt from: judges the model as it goes',
+        tokenizer="bpe" if vocabulary else "character",
+        size=f", size = {vocabulary}" if vocabulary else "",
+        problem="" if pair else 'documents = "file"        # or "line", "paragraph": what is one text',
+        steps=1000 if small else 20_000,
+        warmup=100 if small else 1000,
+        every=100 if small else 500,
+    )
+
+
+def _pattern(files: list[str]) -> str:
+    """data/train.de and data/train.en -> data/train.{de,en}."""
+    if len(files) == 1:
+        return files[0]
+    start = _common(*files)
+    rest = [file[len(start) :] for file in files]
+    end = _common(*(part[::-1] for part in rest))[::-1]
+    middles = [part[: len(part) - len(end)] for part in rest]
+    if not all(middles) or any(set(middle) & set("{},") for middle in (*middles, start, end)):
+        raise InputError(
+            f"{files[0]} and {files[1]} differ in more than an ending. Rename them like train.de, train.en."
+        )
+    return f"{start}{{{','.join(middles)}}}{end}"
+
+
+def _common(one: str, other: str) -> str:
+    """How two texts begin alike."""
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))

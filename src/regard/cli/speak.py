@@ -1,0 +1,151 @@
+"""The verbs that speak."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from regard.cli.common import Device, ModelFolder, Threads, input_lines, json_line, load_model, progress
+from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from regard.api import LoadedModel
+    from regard.decode.choose import Options
+    from regard.decode.generate import Answer
+
+
+def translate(
+    model: ModelFolder,
+    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
+    n_best: Annotated[int, typer.Option(help="Say the best n, as 'line ||| text ||| score'.")] = 1,
+    length_penalty: Annotated[float | None, typer.Option(help="Favours long answers.", show_default="0.6")] = None,
+    coverage_penalty: Annotated[float, typer.Option(help="Punishes source words nobody attended to.")] = 0.0,
+    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.", show_default="2 x source + 50")] = None,
+    min_tokens: Annotated[int, typer.Option(help="The shortest answer.")] = 0,
+    no_repeat_ngram: Annotated[int, typer.Option(help="Never say a run of so many tokens twice; 0 is off.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: shuns tokens already said.")] = 1.0,
+    prefix: Annotated[str | None, typer.Option(help="Begin every answer with this.")] = None,
+    temperature: Annotated[float, typer.Option(help="Above 0: draw samples instead of searching.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this much.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Translate standard input line by line; on a terminal without input, ask for lines.
+
+    Example: regard translate runs/dates < dates.txt > iso.txt
+    """
+    loaded = load_model(model, device, threads)
+    defaults = loaded.defaults()
+    options = replace(
+        defaults,
+        beam=max(n_best, defaults.beam) if beam is None else beam,
+        n_best=n_best,
+        length_penalty=defaults.length_penalty if length_penalty is None else length_penalty,
+        coverage_penalty=coverage_penalty,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        no_repeat_ngram=no_repeat_ngram,
+        repetition_penalty=repetition_penalty,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    if sys.stdin.isatty():
+        _converse(loaded, options)
+        return
+    done = 0
+    for lines in input_lines():
+        rows = [json_line(line) for line in lines] if as_json else [{"text": line} for line in lines]
+        texts = [row["text"] for row in rows]
+        with progress(len(texts), "translating") as advance:
+            prefixes = None if prefix is None else [prefix] * len(texts)
+            found = loaded.translations(texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance)
+        for place, (row, answers) in enumerate(zip(rows, found)):
+            sys.stdout.write(_written(row if as_json else None, done + place, answers, n_best))
+        sys.stdout.flush()
+        done += len(rows)
+
+
+def _written(row: dict[str, object] | None, number: int, answers: list[Answer], n_best: int) -> str:
+    """What is printed for a line: its text, its n best in Moses' form, or a JSON object."""
+    if row is not None:
+        best = {"translation": answers[0].text, "score": answers[0].score}
+        several = [{"translation": answer.text, "score": answer.score} for answer in answers]
+        more = {"n_best": several} if n_best > 1 else {}
+        return json.dumps({**row, **best, **more}, ensure_ascii=False) + "\n"
+    if n_best > 1:
+        return "".join(f"{number} ||| {_one_line(answer.text)} ||| {answer.score:.4f}\n" for answer in answers)
+    return _one_line(answers[0].text) + "\n"
+
+
+def _one_line(text: str) -> str:
+    """Line i of the output belongs to line i of the input, whatever the model said."""
+    return text.replace("\n", " ")
+
+
+def _converse(model: LoadedModel, options: Options) -> None:
+    typer.echo("Type a line, get its translation; Ctrl-D ends.", err=True)
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            typer.echo("", err=True)
+            return
+        try:
+            typer.echo(model.translations([line], options)[0][0].text)
+        except InputError as error:
+            typer.echo(f"regard: error: {error}", err=True)
+
+
+def generate(
+    model: ModelFolder,
+    prompt: Annotated[str, typer.Argument(help="The text to continue.")] = "",
+    max_tokens: Annotated[int, typer.Option(help="How many tokens to add at most.", min=0)] = 200,
+    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 is all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this much.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this fraction as likely as the best.")] = 0.0,
+    beam: Annotated[int, typer.Option(help="With temperature 0: beams.")] = 1,
+    no_repeat_ngram: Annotated[int, typer.Option(help="Never say a run of so many tokens twice; 0 is off.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: shuns tokens already said.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Continue a text.
+
+    Example: regard generate runs/python "def main(" --temperature 0.8
+    """
+    from regard.decode.choose import Options
+
+    options = Options(
+        beam=beam, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+        no_repeat_ngram=no_repeat_ngram, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
+    )  # fmt: skip
+    loaded = load_model(model, device, threads)
+    typer.echo(loaded.continuations([prompt], options)[0][0].text)
+
+
+def show(
+    model: ModelFolder,
+    text: Annotated[str, typer.Argument(help="What the model reads.", show_default=False)],
+    target: Annotated[str | None, typer.Option(help="What it says; its own words if not given.")] = None,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("page.html"),
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write a page that shows what every layer and head attends to; it needs no network.
+
+    Example: regard show runs/dates "15. März 2024" --out page.html
+    """
+    seen = load_model(model, device, threads).look(text, target)
+    seen.save(out)
+    typer.echo(f"{out} shows {len(seen.weights)} attention layers.")

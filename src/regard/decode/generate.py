@@ -1,0 +1,194 @@
+"""Many requests to one model: sorted by length, searched in batches, answered in the order they came."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from regard.decode.choose import Options
+from regard.decode.pool import Hypothesis
+from regard.decode.search import search
+from regard.errors import InputError
+from regard.models.model import Network
+from regard.parts.contract import Source
+from regard.text.tokenizer import Tokenizer
+
+_ROWS = 128
+_TOKENS = 16_384
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is said already, what is to be translated if anything, how much may be said, and the seed of the draw."""
+
+    prompt: tuple[int, ...]
+    source: tuple[int, ...] | None
+    limit: int
+    seed: int = 0
+
+    @property
+    def length(self) -> int:
+        """What it costs to read."""
+        return len(self.prompt) + len(self.source or ())
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Something a model said, as text."""
+
+    text: str
+    score: float
+    log_probability: float
+    tokens: tuple[int, ...]
+    ended: bool
+
+
+Progress = Callable[[int], None]
+"""Is told how many more are done."""
+
+
+def translate(
+    network: Network,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    texts: Sequence[str],
+    options: Options,
+    *,
+    prefixes: Sequence[str] | None = None,
+    progress: Progress = lambda done: None,
+) -> list[list[Answer]]:
+    """The best translations of each text, best first; each begins with its prefix, if there is one."""
+    source, target = tokenizers
+    begun = target.encode_batch(prefixes or [""] * len(texts))
+    requests = []
+    for place, (ids, prefix) in enumerate(zip(source.encode_batch(texts), begun)):
+        read = (*ids, source.end)
+        require_room(network, len(read), f"line {place + 1:,}")
+        limit = options.max_tokens if options.max_tokens is not None else 2 * len(read) + 50
+        # Nothing is what an empty line means in any language.
+        limit = room(network, limit, len(prefix) + 1) if ids else 0
+        requests.append(Request((target.begin, *prefix), read, limit, options.seed + place))
+    return speak(network, target, requests, options, progress)
+
+
+def extend(
+    network: Network,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    options: Options,
+    *,
+    progress: Progress = lambda done: None,
+) -> list[list[Answer]]:
+    """The best continuations of each text, best first, the text itself included."""
+    requests = []
+    for place, ids in enumerate(tokenizer.encode_batch(prompts)):
+        prompt = (tokenizer.begin, *ids)
+        require_room(network, len(prompt), f"prompt {place + 1:,}")
+        limit = 200 if options.max_tokens is None else options.max_tokens
+        requests.append(Request(prompt, None, room(network, limit, len(prompt)), options.seed + place))
+    return speak(network, tokenizer, requests, options, progress)
+
+
+def speak(
+    network: Network, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress
+) -> list[list[Answer]]:
+    """Search, and turn tokens into text; a prompt's first token is not part of it."""
+    stopped = None
+    if options.stop:
+
+        def stopped(said: list[int]) -> bool:
+            text = tokenizer.decode(said)
+            return any(stop in text for stop in options.stop)
+
+    found = answer(network, requests, options, end=tokenizer.end, stopped=stopped, progress=progress)
+    answers = []
+    for request, hypotheses in zip(requests, found):
+        prompt = request.prompt[1:]
+        start = len(tokenizer.decode(prompt))
+        answers.append(
+            [
+                Answer(
+                    before_stop(tokenizer.decode([*prompt, *said.tokens]), start, options.stop),
+                    said.score,
+                    said.log_probability,
+                    said.tokens,
+                    said.ended,
+                )
+                for said in hypotheses
+            ]
+        )
+    return answers
+
+
+def before_stop(text: str, start: int, stops: tuple[str, ...]) -> str:
+    """The text up to the first stop string after the prompt."""
+    ends = [place for stop in stops if (place := text.find(stop, start)) >= 0]
+    return text[: min(ends)] if ends else text
+
+
+def require_room(network: Network, tokens: int, what: str) -> None:
+    """Refuse a text that the model cannot read at once."""
+    if network.longest is not None and tokens > network.longest:
+        raise InputError(f"{what} has {tokens:,} tokens, this model reads {network.longest:,}. Shorten it.")
+
+
+def room(network: Network, limit: int, used: int) -> int:
+    """How many of `limit` tokens fit behind those in use."""
+    return limit if network.longest is None else max(0, min(limit, network.longest - used))
+
+
+def answer(
+    network: Network,
+    requests: Sequence[Request],
+    options: Options,
+    *,
+    end: int,
+    stopped: Callable[[list[int]], bool] | None = None,
+    progress: Progress = lambda done: None,
+) -> list[list[Hypothesis]]:
+    """The best hypotheses for each request."""
+    answers: list[list[Hypothesis]] = [[] for _ in requests]
+    with torch.inference_mode():
+        for places in _batches(requests, options.beam):
+            chosen = [requests[place] for place in places]
+            found = search(
+                network,
+                [request.prompt for request in chosen],
+                options,
+                end=end,
+                limits=[request.limit for request in chosen],
+                source=read_sources(network, [request.source for request in chosen]),
+                seeds=[request.seed for request in chosen],
+                stopped=stopped,
+            )
+            for place, hypotheses in zip(places, found):
+                answers[place] = hypotheses
+            progress(len(places))
+    return answers
+
+
+def read_sources(network: Network, sources: Sequence[Sequence[int] | None]) -> Source | None:
+    """What the encoder says of some sources of unequal length; None for a model without an encoder."""
+    if network.encoder is None:
+        return None
+    device = next(network.parameters()).device
+    rows = [list(source or ()) for source in sources]
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    padded = min(map(len, rows)) < longest
+    return network.encode(ids, torch.arange(longest, device=device) < lengths[:, None] if padded else None)
+
+
+def _batches(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
+    """Places of requests, the longest first, in batches of bounded size."""
+    batch: list[int] = []
+    for place in sorted(range(len(requests)), key=lambda place: -requests[place].length):
+        widest = requests[batch[0]].length if batch else 0
+        if batch and (len(batch) >= _ROWS or (len(batch) + 1) * beam * widest > _TOKENS):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

@@ -1,0 +1,101 @@
+"""What a person sees while a model learns."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from regard.learn.trainer import Step
+from regard.learn.validate import Validation
+
+
+class Watcher(Protocol):
+    """Is told how the run goes."""
+
+    def begin(self, step: int, steps: int) -> None:
+        """The run starts at this step."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        """A step was taken."""
+
+    def validated(self, number: int, validation: Validation, better: bool) -> None:
+        """A validation was done."""
+
+    def end(self) -> None:
+        """The run is over."""
+
+
+class Quiet:
+    """Says nothing."""
+
+    def begin(self, step: int, steps: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None: ...
+    def validated(self, number: int, validation: Validation, better: bool) -> None: ...
+    def end(self) -> None: ...
+
+
+class Lines(Quiet):
+    """Plain lines on standard output, for pipes and log files: one a validation."""
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+
+    def validated(self, number: int, validation: Validation, better: bool) -> None:
+        print(f"step {number:,}: {summary(validation)}{' *' if better else ''}", flush=True)
+
+
+class Bar(Quiet):
+    """A live line on a terminal: loss, speed, time left; validations scroll above it."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("[bold]learning"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self.task: TaskID | None = None
+
+    def begin(self, step: int, steps: int) -> None:
+        self.task = self.bar.add_task("learning", total=steps, completed=step, said="")
+        self.bar.start()
+
+    def note(self, text: str) -> None:
+        self.console.print(escape(text), highlight=False)
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        if self.task is not None:
+            said = f"loss [bold]{step.loss:.3f}[/] · {tokens_per_second:,.0f} tokens/s"
+            self.bar.update(self.task, completed=number, said=said)
+
+    def validated(self, number: int, validation: Validation, better: bool) -> None:
+        mark = " [green]best so far[/]" if better else ""
+        self.console.print(f"[bold]step {number:,}[/] {escape(summary(validation))}{mark}", highlight=False)
+        for sample in validation.samples:
+            right = sample.said == sample.expected
+            verdict = "[green]right[/]" if right else f"[dim]expected {escape(sample.expected)}[/]"
+            self.console.print(f"   {escape(sample.source)} → {escape(sample.said)}  {verdict}", highlight=False)
+
+    def end(self) -> None:
+        self.bar.stop()
+
+
+def summary(validation: Validation) -> str:
+    """The numbers of a validation in one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in validation.numbers.items())
+
+
+def watcher() -> Watcher:
+    """A live line where a person watches, plain lines elsewhere."""
+    return Bar() if sys.stderr.isatty() else Lines()

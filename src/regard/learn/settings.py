@@ -1,0 +1,52 @@
+"""The settings of a run: the [train] table of a recipe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from regard.errors import InputError
+from regard.learn.optimizer import AdamW, InverseSquareRoot, Schedule
+from regard.models.device import Precision
+
+# What may differ when a run goes on: none of these changes a step that was already taken.
+FREE = ("steps", "save_every", "valid_every", "log_every", "keep", "keep_every", "patience", "samples", "average")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to learn. `batch_tokens` is one step's worth; `accumulate` only cuts it into parts that fit in memory."""
+
+    steps: int = 10_000
+    batch_tokens: int = 4096
+    accumulate: int = 1
+    rate: float = 1e-3
+    optimizer: AdamW = field(default_factory=AdamW)
+    schedule: Schedule = field(default_factory=InverseSquareRoot)
+    smoothing: float = 0.1
+    clip: float = 1.0
+    ema: float | None = None  # decay of the moving average that is validated and kept instead of the last weights
+    average: int = 1  # checkpoints averaged at the end; kept if they validate better
+    save_every: int = 500
+    valid_every: int = 500
+    log_every: int = 50
+    keep: int = 5
+    keep_every: int | None = None
+    patience: int | None = None  # validations without a better one before the run ends
+    best: Literal["loss", "bleu", "chrf", "exact"] = "loss"
+    valid_lines: int = 200  # of the validation text, translated and scored
+    samples: int = 3  # of them, shown
+    precision: Precision = "auto"
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        counts = ("steps", "batch_tokens", "accumulate", "average", "save_every", "valid_every", "log_every", "keep")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be 1 or more, got {getattr(self, name)} (train.{name}).")
+        if not 0 <= self.smoothing < 1:
+            raise InputError(f"smoothing must be 0 or more and below 1, got {self.smoothing} (train.smoothing).")
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise InputError(f"ema must lie between 0 and 1, got {self.ema} (train.ema).")
+        if self.rate <= 0 or self.clip <= 0:
+            raise InputError(f"rate and clip must be above 0, got {self.rate} and {self.clip} (train).")

@@ -1,0 +1,34 @@
+"""Where a model runs, and in what precision it learns."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+
+from regard.errors import InputError
+
+Precision = Literal["auto", "float32", "bfloat16"]
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is the fastest this machine has."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError):
+        raise InputError(f'no device "{name}" on this machine (--device). Use auto, cpu, cuda or mps.') from None
+    return device
+
+
+def mixed(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Mixed precision where it was asked for, or, when left to us, on GPUs that are built for it."""
+    fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bfloat16" or (precision == "auto" and fast):
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return nullcontext()

@@ -1,0 +1,152 @@
+"""Recipes: a short TOML file that names a function of the zoo and its arguments, a text, and how to learn it."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.describe import call_plain
+from regard.errors import InputError, suggest
+from regard.learn.settings import Training
+from regard.models import zoo
+from regard.models.model import Model
+from regard.recipes import builtin_recipes
+from regard.text.corpus import Corpus, Documents, embedded_corpus, read_corpus, read_text
+from regard.text.problem import NextToken, Translation
+from regard.text.python import Split
+from regard.text.tokenizer import BPE, TokenizerKind
+
+
+@dataclass(frozen=True)
+class Text:
+    """The [text] table: files, or an embedded corpus; how it is cut into tokens; what is to be learnt of it."""
+
+    train: str | None = None
+    valid: str | None = None
+    test: str | None = None
+    corpus: str | None = None
+    documents: Documents = "file"
+    tokenizer: TokenizerKind = field(default_factory=BPE)
+    problem: Translation | NextToken | None = None
+
+    def __post_init__(self) -> None:
+        if (self.train is None) == (self.corpus is None):
+            raise InputError('a text needs either train = "files" or corpus = "dates" (text).')
+
+    def read(self, split: Split) -> Corpus | None:
+        """The text of a split ("train", "valid" or "test"); None when the recipe names none."""
+        if self.corpus is not None:
+            return embedded_corpus(self.corpus, split)
+        pattern = getattr(self, split)
+        return None if pattern is None else read_corpus(pattern, documents=self.documents)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """The [decode] table: how the finished model searches when nobody says otherwise."""
+
+    beam: int = 5
+    length_penalty: float = 0.6
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe, read and checked."""
+
+    name: str
+    plain: dict[str, Any]  # as the file has it, with what was set over it
+    model: Model
+    text: Text
+    train: Training
+    decode: Decode
+
+
+def read_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
+    """A TOML file, or the name of a built-in recipe, with `a.b=c` settings over it."""
+    path, known = Path(recipe), builtin_recipes()
+    if str(recipe) in known and not path.is_file():
+        text, name = known[str(recipe)], str(recipe)
+    elif path.is_file():
+        text, name = read_text(path), path.stem
+    else:
+        raise InputError(f'no recipe "{recipe}": no such file, and not built in. {suggest(str(recipe), known)}')
+    try:
+        plain = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"{recipe} is not TOML: {error}.") from None
+    for setting in settings:
+        override(plain, setting)
+    return parse_recipe(plain, name=name, where=str(recipe))
+
+
+def parse_recipe(plain: dict[str, Any], *, name: str, where: str) -> Recipe:
+    """A recipe from its tables; every key must be known."""
+    for key, value in plain.items():
+        if key not in ("model", "text", "train", "decode"):
+            known = suggest(key, ["model", "text", "train", "decode"])
+            raise InputError(f'unknown table "{key}" ({where}). {known}')
+        if not isinstance(value, Mapping):
+            raise InputError(f"[{key}] must be a table ({where}).")
+    try:
+        return Recipe(
+            name,
+            plain,
+            model=describe_model(plain.get("model", {}), where=f"{where}: model"),
+            text=call_plain(Text, plain.get("text", {}), where=f"{where}: text"),
+            train=call_plain(Training, plain.get("train", {}), where=f"{where}: train"),
+            decode=call_plain(Decode, plain.get("decode", {}), where=f"{where}: decode"),
+        )
+    except TypeError as error:
+        raise InputError(f"{error} ({where}).") from None
+
+
+def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
+    """The zoo's function of that name, called with the rest of the table."""
+    arguments = dict(table)
+    name = arguments.pop("name", "transformer")
+    functions = zoo_functions()
+    if name not in functions:
+        raise InputError(f'no model is called "{name}" ({where}.name). {suggest(str(name), functions)}')
+    description = call_plain(functions[name], arguments, where=where)
+    with torch.device("meta"):
+        try:
+            description.build(8)  # widths that do not divide are found before any text is read
+        except InputError as error:
+            raise InputError(f"{error} ({where})") from None
+    return description
+
+
+def zoo_functions() -> dict[str, Callable[..., Model]]:
+    """The functions of the zoo, by name."""
+    return {
+        name: function
+        for name, function in vars(zoo).items()
+        if inspect.isfunction(function) and function.__module__ == zoo.__name__
+    }
+
+
+def override(plain: dict[str, Any], setting: str) -> None:
+    """Apply "train.steps=2000" to a recipe's tables."""
+    path, equals, written = setting.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise InputError(f'"{setting}" is not of the form table.key=value (--set). Example: --set train.steps=2000.')
+    try:
+        value = tomllib.loads(f"value = {written}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = written
+    table = plain
+    for key in keys[:-1]:
+        below = table.setdefault(key, {})
+        if isinstance(below, str):  # a bare kind, as in tokenizer = "character"
+            below = table[key] = {"kind": below}
+        if not isinstance(below, dict):
+            raise InputError(f"{key} is not a table (--set {setting}).")
+        table = below
+    table[keys[-1]] = value

@@ -1,0 +1,160 @@
+"""What a model attends to, as one HTML document that needs nothing else: no script, no network, no fonts."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import unicodedata
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+_LEVELS = 24
+_LONGEST_LABEL = 20
+# Invisible or order-changing characters are written out; the two joiners stay, because scripts need them to look right.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS = "\u200c\u200d"
+
+STYLE = """
+:root { color-scheme: light dark; --paper: #fdfdfb; --ink: #1c1d20; --quiet: #6c6f76; --line: #e3e3de;
+  --field: #f4f4f0; --accent: #17508c; --wrong: #b3261e }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e7e7e4; --quiet: #989ba3; --line: #303339;
+  --field: #1d2024; --accent: #86b7f3; --wrong: #f2897f } }
+@media print { :root { --paper: #fff; --ink: #000; --quiet: #555; --line: #ccc; --field: #fff; --accent: #17508c;
+  --wrong: #b3261e; print-color-adjust: exact } }
+body { margin: 0 auto; max-width: 64rem; padding: 3rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; text-rendering: optimizeLegibility }
+h1 { margin: 0 0 .4rem; font-size: 1.9rem; font-weight: 600; line-height: 1.2; letter-spacing: -.015em }
+h2 { margin: 2.8rem 0 .8rem; font-size: 1.1rem; font-weight: 600 }
+p { margin: .3rem 0; max-width: 46rem }
+.quiet, h2 small, figcaption { color: var(--quiet) } h2 small { margin-left: .6em; font-size: .85rem; font-weight: 400 }
+figure { margin: 0; break-inside: avoid } figcaption { font-size: .8rem }
+.wide { overflow-x: auto } .wide svg { display: block; margin: .6rem 0 }
+.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1rem }
+.heads svg { display: block; width: 100%; max-height: 16rem }
+svg text { fill: var(--ink); font-family: system-ui, sans-serif; unicode-bidi: isolate; white-space: pre }
+.field { fill: var(--field) } .cells { fill: var(--accent) } .grid { stroke: var(--paper) }
+"""
+
+
+def page(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor]) -> str:
+    """Everything that was attended to: first all of it as one map, then every head of every layer."""
+    title = "What the model attends to"
+    body = [f"<h1>{title}</h1>"]
+    if source_tokens:
+        body.append(f"<p><bdi>{escaped(' '.join(source_tokens))}</bdi></p>")
+    body.append(f"<p><bdi>{escaped(' '.join(target_tokens))}</bdi></p>")
+    body.append('<p class="quiet">A row is a token that looks, a column one that is looked at; darker is more.</p>')
+    body.append(overview(source_tokens, target_tokens, weights, title="All layers and heads together"))
+    body += [_layer(name, heads, bool(source_tokens)) for name, heads in weights.items()]
+    return document(title, STYLE, "\n".join(body))
+
+
+def overview(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor], *, title: str) -> str:
+    """One map of the mean over layers and heads: target over source, or over itself where there is no source."""
+    kind, columns = ("cross", source_tokens) if source_tokens else ("self", target_tokens)
+    layers = [heads for name, heads in weights.items() if name.endswith(kind)]
+    if not layers:
+        return ""
+    values = torch.cat(layers).mean(dim=0)
+    drawn = heatmap(target_tokens, columns, values, title=title)
+    return f'<figure class="wide"><figcaption>{escaped(title)}</figcaption>{drawn}</figure>'
+
+
+def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, size: int = 22) -> str:
+    """An SVG of weights between 0 and 1, rows by columns, each with its label; a cell has sides of `size` pixels."""
+    rows, columns = [_label(text) for text in rows], [_label(text) for text in columns]
+    left, top = (12 + 8 * max(map(_width, labels), default=0) for labels in (rows, columns))
+    width, height = size * len(columns), size * len(rows)
+    lines = "".join(f"M0 {size * row}h{width}" for row in range(1, len(rows)))
+    lines += "".join(f"M{size * column} 0v{height}" for column in range(1, len(columns)))
+    beside = "".join(
+        f'<text x="-8" y="{size * (row + 0.5):g}" dy=".36em" text-anchor="end">{escaped(text)}</text>'
+        for row, text in enumerate(rows)
+    )
+    above = "".join(
+        f'<text transform="translate({size * (column + 0.5):g} -8) rotate(-90)" dy=".36em">{escaped(text)}</text>'
+        for column, text in enumerate(columns)
+    )
+    return (
+        f'<svg role="img" width="{left + width + 4}" height="{top + height + 4}" font-size="13">'
+        f'<title>{escaped(title)}</title><g transform="translate({left} {top})">'
+        f'<rect class="field" width="{width}" height="{height}"/><g transform="scale({size})">{_cells(values)}</g>'
+        f'<path class="grid" d="{lines}"/>{beside}{above}</g></svg>'
+    )
+
+
+def document(title: str, style: str, body: str) -> str:
+    """A whole HTML document that may load nothing and run nothing; its one style is allowed by its hash."""
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def escaped(text: str) -> str:
+    """Text that is only ever text in HTML: no markup, nothing invisible, nothing that turns its neighbours round."""
+    return html.escape("".join(map(_visible, text)), quote=True)
+
+
+def _visible(character: str) -> str:
+    """A character, or something to see in its place: NUL is ␀, a right-to-left override ‹202E›."""
+    if unicodedata.category(character) not in _HIDDEN or character in _JOINERS:
+        return character
+    number = ord(character)
+    return chr(0x2400 + number) if number < 0x20 else f"‹{number:04X}›"
+
+
+def _label(text: str) -> str:
+    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+
+
+def _width(text: str) -> int:
+    """How many letters wide a text is, about: a Chinese character is two."""
+    shown = "".join(map(_visible, text))
+    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in shown)
+
+
+def _layer(name: str, heads: Tensor, translating: bool) -> str:
+    """Small maps of all heads of a layer, H x T x S."""
+    side = "source" if name.startswith("encoder") else "target" if translating else "text"
+    other = "source" if name.endswith("cross") else side
+    figures = "".join(
+        f'<figure><svg role="img" viewBox="0 0 {values.shape[1]} {values.shape[0]}"><title>{escaped(name)}, head '
+        f'{head}</title><rect class="field" width="100%" height="100%"/>{_cells(values)}</svg>'
+        f"<figcaption>head {head}</figcaption></figure>"
+        for head, values in enumerate(heads, 1)
+    )
+    return f'<h2>{escaped(name)}<small>{side} looks at {other}</small></h2><div class="heads">{figures}</div>'
+
+
+def _cells(values: Tensor) -> str:
+    """Weights T x S as one path for each level of strength, each cell one by one; what weighs nothing is left out."""
+    # The root lets weak weights be seen too: spread evenly over a hundred tokens, one still shows.
+    levels = (values.float().nan_to_num(0).clamp(0, 1).sqrt() * _LEVELS).round().int().tolist()
+    paths: dict[int, list[str]] = {}
+    for row, line in enumerate(levels):
+        for level, start, count in _runs(line):
+            if level:
+                paths.setdefault(level, []).append(f"M{start} {row}h{count}v1h-{count}z")
+    return "".join(
+        f'<path class="cells" fill-opacity="{level / _LEVELS:.2f}" d="{"".join(runs)}"/>'
+        for level, runs in sorted(paths.items())
+    )
+
+
+def _runs(line: Sequence[int]) -> list[tuple[int, int, int]]:
+    """[3, 3, 0] -> (3, 0, 2), (0, 2, 1): each run of equal numbers, where it starts and how long it is."""
+    runs, start = [], 0
+    for level, run in groupby(line):
+        count = len(list(run))
+        runs.append((level, start, count))
+        start += count
+    return runs

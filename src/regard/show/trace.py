@@ -1,0 +1,78 @@
+"""What a model attends to, as numbers with names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.models.model import Network
+from regard.parts.contract import Record
+from regard.show.page import page
+from regard.store.files import write_file
+from regard.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """Tokens and the weights of every layer and head: each tensor is heads, queries, keys."""
+
+    source_tokens: list[str]
+    target_tokens: list[str]
+    weights: dict[str, Tensor] = field(repr=False)
+
+    @property
+    def encoder_attentions(self) -> tuple[Tensor, ...]:
+        """Per layer (1, heads, source, source)."""
+        return self._attentions("encoder", "self")
+
+    @property
+    def decoder_attentions(self) -> tuple[Tensor, ...]:
+        """Per layer (1, heads, target, target)."""
+        return self._attentions("decoder", "self")
+
+    @property
+    def cross_attentions(self) -> tuple[Tensor, ...]:
+        """Per layer (1, heads, target, source)."""
+        return self._attentions("decoder", "cross")
+
+    def alignment(self) -> Tensor:
+        """Target by source: how much each target token attends to each source token, over all layers and heads."""
+        return torch.cat(self.cross_attentions, dim=1)[0].mean(dim=0)
+
+    def save(self, path: str | Path) -> None:
+        """Write one HTML file that needs nothing else."""
+        write_file(Path(path), self.html().encode())
+
+    def html(self) -> str:
+        """The page that `save` writes."""
+        return page(self.source_tokens, self.target_tokens, self.weights)
+
+    def _repr_html_(self) -> str:
+        return f'<iframe srcdoc="{escape(self.html())}" width="100%" height="600" frameborder="0"></iframe>'
+
+    def _attentions(self, side: str, kind: str) -> tuple[Tensor, ...]:
+        return tuple(w[None] for name, w in self.weights.items() if name.startswith(side) and name.endswith(kind))
+
+
+def trace(network: Network, tokenizer: Tokenizer, target_tokenizer: Tokenizer, text: str, target: str | None) -> Seen:
+    """Read a text (and say a target) once, with a record of what every layer attends to."""
+    record = Record()
+    device = next(network.parameters()).device
+    if network.encoder is None:
+        ids = [tokenizer.begin, *tokenizer.encode(text)]
+        source, source_ids = [], None
+        said = ids
+    else:
+        source = [*tokenizer.encode(text), tokenizer.end]
+        source_ids = torch.tensor([source], device=device)
+        said = target_tokenizer.encode(target or "")
+        ids = [target_tokenizer.begin, *said]
+        said = [*said, target_tokenizer.end]
+    with torch.inference_mode():
+        network.states(torch.tensor([ids], device=device), source_ids=source_ids, record=record)
+    weights = {name: record.matrix(name)[0].cpu() for name in record.rows}
+    return Seen(tokenizer.token_texts(source), target_tokenizer.token_texts(said), weights)

@@ -1,0 +1,1 @@
+"""Models at rest: folders that outlive the process that wrote them."""
