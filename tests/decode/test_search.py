@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from regard.decode.search import length_penalty, search
 from regard.errors import InputError
 from regard.models.model import Network
 from regard.parts.contract import Context, Record, Source
-from tests.laws.zoo import BEGIN, END, LANGUAGE_MODELS, MODELS, TRANSLATORS, VOCABULARY, build
+from tests.laws.zoo import BEGIN, END, MODELS, VOCABULARY, build
 
 SOURCE_LENGTHS = [9, 2, 6, 7]
 
@@ -164,10 +165,10 @@ def test_an_answer_cut_by_the_limit_says_so():
 def test_no_run_of_tokens_is_said_twice_when_that_is_ruled_out():
     for beam in (1, 3):
         said = says("gpt2, rotary", Options(beam=beam, no_repeat_ngram=2, min_tokens=25), limit=40).tokens
-        pairs = list(zip(said, said[1:]))
+        pairs = list(pairwise(said))
         assert len(pairs) == len(set(pairs))
     plain = says("gpt2, rotary", Options(min_tokens=25), limit=40).tokens
-    assert len(set(zip(plain, plain[1:]))) < len(plain) - 1
+    assert len(set(pairwise(plain))) < len(plain) - 1
 
 
 def test_a_repetition_penalty_counts_the_prompt_too():
@@ -213,7 +214,3 @@ def test_a_coverage_penalty_ranks_by_what_was_attended_to():
 def test_options_out_of_range_are_refused_by_name(bad: dict):
     with pytest.raises(InputError, match=next(iter(bad))):
         Options(**bad)
-
-
-def test_every_kind_of_model_is_searched():
-    assert TRANSLATORS and LANGUAGE_MODELS

@@ -35,7 +35,7 @@ def evaluation_of(sources: list[str], hypotheses: list[str], references: list[st
     )
 
 
-PLAIN = evaluation_of(["one", "two", "three"], ["1", "x", "3"], ["1", "2", "3"], ["en", "de", "en"])
+PLAIN = evaluation_of(["one", "two", "three"], ["1", "23", "3"], ["1", "2", "3"], ["en", "de", "en"])
 LANGUAGE_MODEL = Evaluation(loss=1.0, perplexity=2.718, bits_per_byte=1.4427, tokens=9, dropped={})
 
 
@@ -100,6 +100,9 @@ def test_the_worst_group_comes_first_with_bars_as_long_as_its_numbers(tmp_path: 
         ("en", "2", "100.0"),
     ]
     assert re.findall(r'class="exact" width="([\d.]+)"', section) == ["0.0", "100.0"]
+    chrf = [f"{row.chrf:.1f}" for row in PLAIN.groups["language"]]
+    assert 0 < float(chrf[0]) < 100
+    assert re.findall(r'class="chrf" y="6" width="([\d.]+)"', section) == chrf
 
 
 @pytest.mark.parametrize(("samples", "wrong", "right"), [(12, 1, 2), (2, 1, 1), (1, 1, 0), (0, 0, 0)])
@@ -131,11 +134,11 @@ def test_the_curve_falls_as_the_loss_does(tmp_path: Path):
     assert "Exact match" not in text
 
 
-def test_lines_that_are_no_numbers_are_passed_over(tmp_path: Path):
-    good = ['{"step": 1, "loss": 3}\n', '{"step": 2, "loss": 9}\n', '{"step": 2, "loss": 2}\n']
+def test_steps_are_sorted_the_last_of_each_counts_and_lines_that_are_no_numbers_do_not(tmp_path: Path):
+    good = ['{"step": 2, "loss": 9}\n', '{"step": 1, "loss": 3}\n', '{"step": 2, "loss": 2}\n']
     bad = ['{"step": 3, "loss": NaN}\n', '{"step": 3, "loss": "x"}\n', '{"step": true, "loss": 1}\n', "[1]\n", "\n"]
     bad += ['{"step": 4, "loss": 1' + "0" * 400 + "}\n", '{"loss": 1}\n', '{"step": 5, "lo']
-    expected = curve(written(tmp_path, metrics=metrics_file(tmp_path, [good[0], good[2]])), "minor")
+    expected = curve(written(tmp_path, metrics=metrics_file(tmp_path, good[1:])), "minor")
     assert curve(written(tmp_path, metrics=metrics_file(tmp_path, good + bad)), "minor") == expected
 
 

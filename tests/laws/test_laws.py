@@ -163,7 +163,7 @@ def test_stepping_records_what_reading_at_once_does(name: str):
 def test_rows_of_memory_can_be_repeated_reordered_and_dropped(name: str):
     network, ids, following = build(name), tokens(3, 6), tokens(3, 1, seed=3)
     context = Context(source=sources(network), remember=True)
-    states, memory = network.decode(ids, context)
+    _, memory = network.decode(ids, context)
     two = torch.tensor([0, 0, 1, 1, 2, 2])
     memory = select(memory, two)
     wide, memory = network.decode(following[two], replace(context, start=6), memory)

@@ -9,7 +9,6 @@ import unicodedata
 from collections import Counter
 from html.parser import HTMLParser
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,16 +63,27 @@ def weights_of(rows: int, columns: int) -> dict[str, torch.Tensor]:
 def drawn_cells(svg: str) -> dict[tuple[int, int], float]:
     """The opacity of each cell, read back from the paths."""
     cells = {}
-    for opacity, runs in re.findall(r'<path class="cells" fill-opacity="([\d.]+)" d="([^"]*)"', svg):
-        for start, row, count in re.findall(r"M(\d+) (\d+)h(\d+)v1h-\3z", runs):
-            cells |= {(int(row), int(start) + place): float(opacity) for place in range(int(count))}
+    for opacity, runs in re.findall(r'<path class="cells" fill-opacity="([^"]+)" d="([^"]*)"', svg):
+        cells |= {(int(row), int(column)): float(opacity) for column, row in re.findall(r"M(\d+) (\d+)h1v1h-1z", runs)}
     return cells
 
 
-def test_a_cell_is_as_strong_as_the_root_of_its_weight():
-    values = torch.tensor([[0.0, 0.25, 0.25, 0.5], [1.0, 0.0, 0.0, float("nan")]])
-    cells = drawn_cells(heatmap(["a", "b"], ["c", "d", "e", "f"], values, title="t"))
-    assert cells == pytest.approx({(0, 1): 0.5, (0, 2): 0.5, (0, 3): 0.5**0.5, (1, 0): 1.0}, abs=1 / 48 + 0.005)
+def test_a_cell_is_as_strong_as_its_share_of_the_greatest_weight():
+    values = torch.tensor([[0.0, 0.1, 0.1, 0.2], [0.4, 0.0, 0.0, float("nan")]])
+    svg = heatmap(["a", "b"], ["c", "d", "e", "f"], values, title="t")
+    assert drawn_cells(svg) == {(0, 1): 0.25, (0, 2): 0.25, (0, 3): 0.5, (1, 0): 1.0}
+    assert ">0.40<" in svg
+
+
+def test_attention_spread_thin_stays_faint():
+    svg = heatmap(["a"], list("bcdefghijk"), torch.full((1, 10), 0.1), title="t")
+    assert set(drawn_cells(svg).values()) == {0.42}
+    assert ">0.25<" in svg
+
+
+def test_a_small_map_is_as_strong_as_the_root_of_its_weights():
+    text = page([], ["a", "b"], {"decoder.0.recurrent": torch.tensor([[[1.0, 0.0], [0.25, 0.75]]])})
+    assert drawn_cells(text) == {(0, 0): 1.0, (1, 0): 0.5, (1, 1): 0.88}
 
 
 def test_labels_stand_at_their_rows_and_columns():

@@ -95,9 +95,12 @@ def test_validation_goes_from_short_to_long() -> None:
     assert longest == sorted(longest)
 
 
-def test_the_last_epoch_is_kept() -> None:
+def test_the_last_epoch_is_kept_and_no_other() -> None:
     plan = Plan(np.ones((50, 1), np.int64), 8, 1)
-    assert plan.epoch(4) is plan.epoch(4)
+    fourth = plan.epoch(4)
+    assert plan.epoch(4) is fourth
+    plan.epoch(5)
+    assert plan.epoch(4) is not fourth
 
 
 @pytest.mark.parametrize(("budget", "seed", "key"), [(0, 1, "train.batch_tokens"), (8, -1, "train.seed")])

@@ -56,6 +56,8 @@ def test_lines_are_counted_as_wc_counts_them(text: str, tmp_path_factory: pytest
 
 
 @given(text=WITHOUT_NUL)
+@example(text="\ufeffa\n\ufeffb\n")
+@example(text="\ufeffa\r\nb\r\n")
 def test_lines_joined_are_the_file_but_for_a_mark_and_for_the_carriage_returns_of_all_lines(
     text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -246,7 +248,7 @@ def test_python_is_one_document_a_file() -> None:
 
 
 def test_an_unknown_corpus_gets_a_suggestion() -> None:
-    with pytest.raises(InputError, match=r'no embedded corpus is called "pyton".*did you mean "python"'):
+    with pytest.raises(InputError, match=r'no embedded corpus is called "pyton".*Did you mean "python"'):
         embedded_corpus("pyton", "train")
 
 

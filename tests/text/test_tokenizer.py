@@ -202,6 +202,15 @@ def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer) -> None:
     assert again.encode_batch([*TEXTS, "</s>"]) == tokenizer.encode_batch([*TEXTS, "</s>"])
 
 
+@given(scores=st.lists(st.floats(-20, -1), min_size=20, max_size=20))
+def test_a_saved_model_is_written_as_it_was_read(scores: list[float]) -> None:
+    pieces = [*((name, 0.0) for name in SPECIALS), *((chr(97 + n), score) for n, score in enumerate(scores))]
+    text = saved_elsewhere(models.Unigram(pieces, 3), specials=list(SPECIALS))
+    read = Tokenizer.from_json(text)
+    assert read.to_json() == text
+    assert Tokenizer.from_json(read.to_json()).digest == read.digest
+
+
 def test_a_batch_is_encoded_as_its_texts_alone(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
     assert tokenizer.encode_batch([]) == []

@@ -19,7 +19,7 @@ from regard.store.files import write_file
 from regard.version import __version__
 
 _POINTS = 500
-_ROWS_A_TABLE = 18
+_ROWS_A_TABLE = 12
 _WIDTH, _HEIGHT = 460, 200
 
 _STYLE = (
@@ -29,15 +29,16 @@ _STYLE = (
 .numbers div { display: flex; flex-direction: column-reverse } dd { margin: 0; font-size: 2rem; font-weight: 300;
   line-height: 1.15; letter-spacing: -.02em } .numbers div:first-child dd { color: var(--accent); font-weight: 500 }
 dt { color: var(--quiet); font-size: .8rem }
-.side { display: flex; flex-wrap: wrap; gap: 1rem 3rem; align-items: start } .side > * { flex: 1 1 24rem; min-width: 0 }
-.chart { display: block; width: 100%; max-width: 34rem; font-size: 11px } .chart text { fill: var(--quiet) }
+.side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem 3rem }
+.chart { display: block; width: 100%; font-size: 11px } .chart text { fill: var(--quiet) }
 .chart .rule { stroke: var(--line) } .chart polyline { fill: none; stroke-width: 1.6; stroke-linejoin: round }
 .chart .minor { stroke: var(--quiet); opacity: .75 } .chart .major { stroke: var(--accent) }
 .chart text.minor { stroke: none } .chart text.major { stroke: none; fill: var(--accent) }
-table { width: 100%; border-collapse: collapse; font-size: .85rem } tr { break-inside: avoid }
+table { align-self: start; width: 100%; border-collapse: collapse; font-size: .85rem } tr { break-inside: avoid }
 th { color: var(--quiet); font-weight: 400; text-align: right } td { text-align: right }
 th, td { padding: .22rem 0 .22rem .9rem; border-bottom: 1px solid var(--line) }
 th:first-child, td:first-child { padding-left: 0; text-align: left } .bars { width: 30% }
+th.exact { color: var(--accent) }
 .bar { display: block; width: 100%; height: 9px } .bar .exact { fill: var(--accent) } .bar .chrf { fill: var(--quiet);
   opacity: .45 }
 .samples { margin: 0; padding: 0; list-style: none } .samples li { padding: .55rem 0 .55rem 1.9rem;
@@ -75,7 +76,7 @@ def write_report(
         _headline(evaluation),
         _curves(metrics),
         _rows_section("By source length", "in tokens", evaluation.by_length),
-        *(_rows_section(f"By {name}", "", rows) for name, rows in evaluation.groups.items()),
+        *(_rows_section(f"By {name}", _order(rows), rows) for name, rows in evaluation.groups.items()),
         _samples_section(evaluation, samples),
         _looks_section(looks),
         _footer(evaluation),
@@ -176,15 +177,18 @@ def _ticks(highest: float) -> list[float]:
     return [step * count for count in range(math.ceil(highest / step) + 1)]
 
 
-def _rows_section(title: str, unit: str, rows: Sequence[Row]) -> str:
-    """A table of rows, side by side where there are many."""
+def _rows_section(title: str, note: str, rows: Sequence[Row]) -> str:
+    """A table of rows, or two of half of them each where there are many."""
     if not rows:
         return ""
-    tables = -(-len(rows) // _ROWS_A_TABLE)
-    share = -(-len(rows) // tables)
+    share = len(rows) if len(rows) <= _ROWS_A_TABLE else -(-len(rows) // 2)
     drawn = "".join(_table(rows[start : start + share]) for start in range(0, len(rows), share))
-    unit = f"<small>{escaped(unit)}</small>" if unit else ""
-    return f'<h2>{escaped(title)}{unit}</h2><div class="side">{drawn}</div>'
+    note = f"<small>{note}</small>" if note else ""
+    return f'<h2>{escaped(title)}{note}</h2><div class="side">{drawn}</div>'
+
+
+def _order(rows: Sequence[Row]) -> str:
+    return "" if all(row.name.isdecimal() for row in rows) else "worst first"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -193,7 +197,7 @@ def _table(rows: Sequence[Row]) -> str:
         f"<td>{row.chrf:.1f}</td><td>{row.bleu:.1f}</td><td>{_bars(row)}</td></tr>"
         for row in rows
     )
-    heads = "<th></th><th>lines</th><th>exact</th><th>chrF</th><th>BLEU</th>"
+    heads = '<th></th><th>lines</th><th class="exact">exact</th><th>chrF</th><th>BLEU</th>'
     return f'<table><thead><tr>{heads}<th class="bars"></th></tr></thead><tbody>{lines}</tbody></table>'
 
 

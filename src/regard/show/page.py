@@ -6,14 +6,13 @@ import base64
 import hashlib
 import html
 import unicodedata
-from collections.abc import Sequence
-from itertools import groupby
 
 import torch
 from torch import Tensor
 
 _LEVELS = 24
 _LONGEST_LABEL = 20
+_FAINTEST_MAXIMUM = 0.25
 # Invisible or order-changing characters are written out; the two joiners stay, because scripts need them to look right.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = "\u200c\u200d"
@@ -24,33 +23,31 @@ STYLE = """
 @media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e7e7e4; --quiet: #989ba3; --line: #303339;
   --field: #1d2024; --accent: #86b7f3; --wrong: #f2897f } }
 @media print { :root { --paper: #fff; --ink: #000; --quiet: #555; --line: #ccc; --field: #fff; --accent: #17508c;
-  --wrong: #b3261e; print-color-adjust: exact } }
+  --wrong: #b3261e; font-size: 11px; print-color-adjust: exact } .wide svg { max-width: 100%; height: auto } }
 body { margin: 0 auto; max-width: 64rem; padding: 3rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
-  font: 16px/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; text-rendering: optimizeLegibility }
+  font: 1rem/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; text-rendering: optimizeLegibility }
 h1 { margin: 0 0 .4rem; font-size: 1.9rem; font-weight: 600; line-height: 1.2; letter-spacing: -.015em }
-h2 { margin: 2.8rem 0 .8rem; font-size: 1.1rem; font-weight: 600 }
+h2 { margin: 2.8rem 0 .8rem; font-size: 1.1rem; font-weight: 600; break-after: avoid }
 p { margin: .3rem 0; max-width: 46rem }
 .quiet, h2 small, figcaption { color: var(--quiet) } h2 small { margin-left: .6em; font-size: .85rem; font-weight: 400 }
 figure { margin: 0; break-inside: avoid } figcaption { font-size: .8rem }
-.wide { overflow-x: auto } .wide svg { display: block; margin: .6rem 0 }
+.wide { margin: 1rem 0; overflow-x: auto } .wide svg { display: block; margin: .6rem 0 }
 .heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1rem }
 .heads svg { display: block; width: 100%; max-height: 16rem }
 svg text { fill: var(--ink); font-family: system-ui, sans-serif; unicode-bidi: isolate; white-space: pre }
-.field { fill: var(--field) } .cells { fill: var(--accent) } .grid { stroke: var(--paper) }
+.field { fill: var(--field) } .cells { fill: var(--accent); shape-rendering: crispEdges } .grid { stroke: var(--paper) }
+svg .key { fill: var(--quiet) }
 """
 
 
 def page(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor]) -> str:
     """Everything that was attended to: first all of it as one map, then every head of every layer."""
     title = "What the model attends to"
-    body = [f"<h1>{title}</h1>"]
-    if source_tokens:
-        body.append(f"<p><bdi>{escaped(' '.join(source_tokens))}</bdi></p>")
-    body.append(f"<p><bdi>{escaped(' '.join(target_tokens))}</bdi></p>")
-    body.append('<p class="quiet">A row is a token that looks, a column one that is looked at; darker is more.</p>')
-    body.append(overview(source_tokens, target_tokens, weights, title="All layers and heads together"))
-    body += [_layer(name, heads, bool(source_tokens)) for name, heads in weights.items()]
-    return document(title, STYLE, "\n".join(body))
+    texts = [f"<p><bdi>{escaped(' '.join(tokens))}</bdi></p>" for tokens in (source_tokens, target_tokens) if tokens]
+    note = '<p class="quiet">A row is a token that looks, a column one that is looked at; more colour is more.</p>'
+    whole = overview(source_tokens, target_tokens, weights, title="All layers and heads together")
+    layers = [_layer(name, heads, bool(source_tokens)) for name, heads in weights.items()]
+    return document(title, STYLE, "\n".join([f"<h1>{title}</h1>", *texts, note, whole, *layers]))
 
 
 def overview(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor], *, title: str) -> str:
@@ -59,16 +56,18 @@ def overview(source_tokens: list[str], target_tokens: list[str], weights: dict[s
     layers = [heads for name, heads in weights.items() if name.endswith(kind)]
     if not layers:
         return ""
-    values = torch.cat(layers).mean(dim=0)
-    drawn = heatmap(target_tokens, columns, values, title=title)
+    drawn = heatmap(target_tokens, columns, torch.cat(layers).mean(dim=0), title=title)
     return f'<figure class="wide"><figcaption>{escaped(title)}</figcaption>{drawn}</figure>'
 
 
 def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, size: int = 22) -> str:
-    """An SVG of weights between 0 and 1, rows by columns, each with its label; a cell has sides of `size` pixels."""
+    """An SVG of weights, rows by columns with their labels, cells `size` pixels wide; a key says what is darkest."""
     rows, columns = [_label(text) for text in rows], [_label(text) for text in columns]
     left, top = (12 + 8 * max(map(_width, labels), default=0) for labels in (rows, columns))
     width, height = size * len(columns), size * len(rows)
+    whole = left + width + 4, top + height + 26
+    # A floor, so that attention spread evenly over many tokens stays as faint as it is.
+    most = max(_FAINTEST_MAXIMUM, float(values.nan_to_num(0).max()))
     lines = "".join(f"M0 {size * row}h{width}" for row in range(1, len(rows)))
     lines += "".join(f"M{size * column} 0v{height}" for column in range(1, len(columns)))
     beside = "".join(
@@ -80,10 +79,12 @@ def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, 
         for column, text in enumerate(columns)
     )
     return (
-        f'<svg role="img" width="{left + width + 4}" height="{top + height + 4}" font-size="13">'
-        f'<title>{escaped(title)}</title><g transform="translate({left} {top})">'
-        f'<rect class="field" width="{width}" height="{height}"/><g transform="scale({size})">{_cells(values)}</g>'
-        f'<path class="grid" d="{lines}"/>{beside}{above}</g></svg>'
+        f'<svg role="img" viewBox="0 0 {whole[0]} {whole[1]}" width="{whole[0]}" height="{whole[1]}" font-size="13">'
+        f"<title>{escaped(title)}</title>"
+        f'<g transform="translate({left} {top})"><rect class="field" width="{width}" height="{height}"/>'
+        f'<g transform="scale({size})">{_cells(values / most)}</g>'
+        f'<path class="grid" d="{lines}"/>{beside}{above}<rect class="cells" y="{height + 10}" width="12" height="12"/>'
+        f'<text class="key" x="18" y="{height + 16}" dy=".36em" font-size="11">{most:.2f}</text></g></svg>'
     )
 
 
@@ -118,17 +119,17 @@ def _label(text: str) -> str:
 
 def _width(text: str) -> int:
     """How many letters wide a text is, about: a Chinese character is two."""
-    shown = "".join(map(_visible, text))
-    return sum(2 if unicodedata.east_asian_width(character) in "WF" else 1 for character in shown)
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in "".join(map(_visible, text)))
 
 
 def _layer(name: str, heads: Tensor, translating: bool) -> str:
     """Small maps of all heads of a layer, H x T x S."""
     side = "source" if name.startswith("encoder") else "target" if translating else "text"
     other = "source" if name.endswith("cross") else side
+    # The root lets weak weights be seen too: attention spread evenly over a hundred tokens still shows.
     figures = "".join(
         f'<figure><svg role="img" viewBox="0 0 {values.shape[1]} {values.shape[0]}"><title>{escaped(name)}, head '
-        f'{head}</title><rect class="field" width="100%" height="100%"/>{_cells(values)}</svg>'
+        f'{head}</title><rect class="field" width="100%" height="100%"/>{_cells(values.sqrt())}</svg>'
         f"<figcaption>head {head}</figcaption></figure>"
         for head, values in enumerate(heads, 1)
     )
@@ -137,24 +138,13 @@ def _layer(name: str, heads: Tensor, translating: bool) -> str:
 
 def _cells(values: Tensor) -> str:
     """Weights T x S as one path for each level of strength, each cell one by one; what weighs nothing is left out."""
-    # The root lets weak weights be seen too: spread evenly over a hundred tokens, one still shows.
-    levels = (values.float().nan_to_num(0).clamp(0, 1).sqrt() * _LEVELS).round().int().tolist()
+    levels = (values.float().nan_to_num(0).clamp(0, 1) * _LEVELS).round().int().tolist()
     paths: dict[int, list[str]] = {}
     for row, line in enumerate(levels):
-        for level, start, count in _runs(line):
+        for column, level in enumerate(line):
             if level:
-                paths.setdefault(level, []).append(f"M{start} {row}h{count}v1h-{count}z")
+                paths.setdefault(level, []).append(f"M{column} {row}h1v1h-1z")
     return "".join(
-        f'<path class="cells" fill-opacity="{level / _LEVELS:.2f}" d="{"".join(runs)}"/>'
-        for level, runs in sorted(paths.items())
+        f'<path class="cells" fill-opacity="{level / _LEVELS:.2f}" d="{"".join(cells)}"/>'
+        for level, cells in sorted(paths.items())
     )
-
-
-def _runs(line: Sequence[int]) -> list[tuple[int, int, int]]:
-    """[3, 3, 0] -> (3, 0, 2), (0, 2, 1): each run of equal numbers, where it starts and how long it is."""
-    runs, start = [], 0
-    for level, run in groupby(line):
-        count = len(list(run))
-        runs.append((level, start, count))
-        start += count
-    return runs

@@ -33,7 +33,9 @@ _BYTES = {chr(byte): byte for byte in _SEEN} | {chr(0x100 + place): byte for pla
 class Tokenizer:
     """A trained tokenizer; whatever a text holds, even "</s>", is encoded as text and never as a special token."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, text: str | None = None) -> None:
+        # Kept, because the library reads and writes the scores of a unigram model with small errors.
+        self._json: str = tokenizer.to_str() if text is None else text
         # None of these three is a property of the vocabulary, and the first is not even kept in the JSON.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
@@ -97,13 +99,13 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """The tokenizer as the text of a tokenizer.json."""
-        return str(self._tokenizer.to_str())
+        return self._json
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
         """The opposite of `to_json`, also for a tokenizer.json made elsewhere."""
         try:
-            tokenizer = cls(tokenizers.Tokenizer.from_str(text))
+            tokenizer = cls(tokenizers.Tokenizer.from_str(text), text)
             tokenizer.encode("A probe, 1.")
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -116,7 +118,7 @@ class Tokenizer:
     @cached_property
     def digest(self) -> str:
         """SHA-256 of the JSON."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()
+        return hashlib.sha256(self._json.encode()).hexdigest()
 
     def _special(self, *spellings: str) -> int:
         for spelling in spellings:

@@ -1,0 +1,205 @@
+"""The command line in real processes: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.learn.runs import ENVIRONMENT, regard, write_recipe
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    code, out, err = regard("train", write_recipe(folder), "--out", folder / "run")
+    assert (code, err) == (0, "")
+    assert "is ready" in out
+    return folder / "run"
+
+
+def fed(text: bytes, *arguments: object) -> tuple[int, bytes, bytes]:
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", *map(str, arguments)], input=text, capture_output=True, env=ENVIRONMENT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def without_torch(*arguments: str) -> str:
+    """Run the command line in a process that cannot import torch."""
+    program = "import sys; sys.modules['torch'] = None; from regard.cli import run; sys.exit(run(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["init"], ["translate"], ["generate"], ["show"], ["evaluate"]])
+def test_help_needs_no_torch_and_gives_an_example(verb: list[str]):
+    said = without_torch(*verb, "--help")
+    assert "Usage: regard" in said
+    assert not verb or "Example: regard" in said
+
+
+def test_the_recipes_are_listed_without_torch():
+    assert {line.split()[0] for line in without_torch("train").splitlines()} >= {"dates", "python", "transformer-base"}
+
+
+def test_the_version_is_said():
+    assert without_torch("--version").startswith("regard 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["trane"], 2, "train"),
+        (["translate"], 2, "regard translate --help"),
+        (["translate", "--nonsense", "x"], 2, "--nonsense"),
+        (["translate", "nowhere"], 2, "no such model folder: nowhere"),
+        (["translate", "nowhere", "--beam", "many"], 2, "--beam"),
+        (["train", "dats"], 2, 'Did you mean "dates"?'),
+        (["train", "nowhere.toml"], 2, "nowhere.toml"),
+        (["train", "dates", "--set", "train.stepz=3"], 2, 'Did you mean "steps"?'),
+        (["train", "dates", "--set", "model.width=100", "--set", "model.heads=12"], 2, "not divisible by 12 heads"),
+        (["train", "dates", "--set", "model.name=transfomer"], 2, 'Did you mean "transformer"?'),
+        (["train", "dates", "--set", "text.tokenizer.kind=bpx"], 2, 'Did you mean "bpe"?'),
+        (["train", "dates", "--set", "train.steps=many"], 2, "a whole number"),
+        (["train", "dates", "--set", "nonsense"], 2, "train.steps=2000"),
+        (["train", "dates", "--set", "trian.steps=3"], 2, 'Did you mean "train"?'),
+        (["train", "dates", "--set", "text.corpus=date"], 2, 'Did you mean "dates"?'),
+        (["train", "dates", "--device", "toaster", "--set", "train.steps=1"], 2, "toaster"),
+        (["init", "nowhere.txt"], 2, "no such file: nowhere.txt"),
+        (["evaluate", "nowhere"], 2, "nowhere"),
+        (["generate", "nowhere", "x", "--top-p", "7"], 2, "top_p"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(arguments: list[str], code: int, said: str, tmp_path: Path):
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", *arguments], capture_output=True, text=True, cwd=tmp_path, env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == code
+    assert done.stderr.startswith("regard: error: ")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_debug_shows_the_traceback():
+    code, _, err = regard("translate", "nowhere", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_a_translation_is_a_line_for_a_line(model: Path):
+    code, out, err = fed("abc\n\nde\u2028f\u0085\r\nghi".encode(), "translate", model)
+    assert (code, err) == (0, b"")
+    lines = out.split(b"\n")
+    assert len(lines) == 5
+    assert lines[1] == b""
+    assert lines[-1] == b""
+
+
+def test_bytes_that_are_not_utf8_are_named_by_line_and_byte(model: Path):
+    code, _, err = fed(b"abc\nab\xe9c\n", "translate", model)
+    assert code == 2
+    assert b"standard input line 2, byte 3: 0xE9" in err
+
+
+def test_the_n_best_come_in_moses_form_best_first(model: Path):
+    code, out, _ = fed(b"abc\nde\n", "translate", model, "--beam", "4", "--n-best", "3")
+    rows = [line.split(" ||| ") for line in out.decode().splitlines()]
+    assert code == 0
+    assert [row[0] for row in rows] == ["0", "0", "0", "1", "1", "1"]
+    scores = [float(row[2]) for row in rows[:3]]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_json_lines_pass_through_what_they_hold(model: Path):
+    given = b'{"text": "abc", "id": 7}\nplain\n'
+    code, out, _ = fed(given, "translate", model, "--json", "--n-best", "2")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert rows[0]["id"] == 7
+    assert rows[1]["text"] == "plain"
+    assert rows[0]["translation"] == rows[0]["n_best"][0]["translation"]
+    assert fed(b"{oops\n", "translate", model, "--json")[0] == 2
+
+
+def test_a_reader_that_goes_away_is_no_error(model: Path):
+    command = f"yes abc | head -5000 | {sys.executable} -m regard translate {model} | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.stderr == ""
+
+
+def test_a_prefix_begins_every_answer(model: Path):
+    code, out, _ = fed(b"abc\ndef\n", "translate", model, "--prefix", "9a")
+    assert code == 0
+    assert all(line.startswith("9a") for line in out.decode().splitlines())
+
+
+def test_an_evaluation_gives_scores_with_signatures(model: Path, tmp_path: Path):
+    text = model.parent
+    files = ["--source", text / "valid.a", "--reference", text / "valid.b"]
+    code, out, _ = regard("evaluate", model, *files, "--plot", tmp_path / "p.png", "--report", tmp_path / "r.html")
+    assert code == 0
+    assert "BLEU" in out
+    assert "version:" in out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (tmp_path / "r.html").read_text()
+    code, out, _ = regard("evaluate", model, *files, "--json")
+    assert json.loads(out)["quality"]["lines"] == 12
+    code, _, err = regard("evaluate", model)
+    assert code == 2
+    assert "names no test text" in err
+
+
+def test_a_page_shows_every_layer(model: Path, tmp_path: Path):
+    code, out, _ = regard("show", model, "abc", "--out", tmp_path / "page.html")
+    assert code == 0
+    assert "3 attention layers" in out
+    assert (tmp_path / "page.html").read_text().count("<svg") >= 3
+
+
+def test_a_damaged_model_is_exit_code_three(model: Path, tmp_path: Path):
+    for name in ("config.json", "tokenizer.json", "generation_config.json"):
+        (tmp_path / name).write_bytes((model / name).read_bytes())
+    (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
+    code, out, err = regard("translate", tmp_path)
+    assert code == 3
+    assert err.count("\n") == 1
+    assert "damaged" in err
+
+
+def test_a_recipe_for_own_files_trains(tmp_path: Path):
+    write_recipe(tmp_path, lines=300)
+    code, recipe, _ = regard("init", tmp_path / "train.a", tmp_path / "train.b")
+    assert code == 0
+    (tmp_path / "recipe.toml").write_text(recipe)
+    settings = ["--set", "train.steps=3", "--set", "model.width=16", "--set", "model.depth=1"]
+    code, _, err = regard("train", tmp_path / "recipe.toml", "--out", tmp_path / "run", *settings)
+    assert (code, err) == (0, "")
+    code, recipe, _ = regard("init", tmp_path / "train.a")
+    (tmp_path / "plain.toml").write_text(recipe)
+    assert regard("train", tmp_path / "plain.toml", "--out", tmp_path / "plain", *settings)[0] == 0
+    code, out, _ = regard("generate", tmp_path / "plain", "ab", "--max-tokens", "5")
+    assert code == 0
+    assert out.startswith("ab")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    code, _, err = regard("train", write_recipe(tmp_path), "--out", tmp_path / "file" / "run")
+    assert code == 2
+    assert "not writable" in err
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    code, _, err = regard("train", recipe, "--out", tmp_path / "run", "--set", "train.rate=1e38")
+    assert code == 1
+    assert err.count("\n") == 1
+    assert "train.a:" in err
+    assert "train.rate" in err

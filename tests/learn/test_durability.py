@@ -1,0 +1,189 @@
+"""Nothing is lost: runs in real processes, ended by real signals, then started again."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from regard.store.checkpoint import newest_checkpoint, steps_found, verify
+from tests.learn.runs import regard, remains, start, write_recipe
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    folder = tmp_path_factory.mktemp("unbroken")
+    recipe = write_recipe(folder)
+    code, _, err = regard("train", recipe, "--out", folder / "run")
+    assert (code, err) == (0, "")
+    return recipe, remains(folder / "run")
+
+
+def test_the_same_run_twice_gives_the_same_weights(unbroken, tmp_path: Path):
+    recipe, expected = unbroken
+    assert regard("train", recipe, "--out", tmp_path / "again")[0] == 0
+    assert remains(tmp_path / "again") == expected
+
+
+def test_a_run_killed_at_random_moments_ends_as_the_unbroken_one(unbroken, tmp_path: Path):
+    recipe, expected = unbroken
+    chance, kills = random.Random(3), 0
+    while True:
+        process = start(["train", str(recipe), "--out", str(tmp_path / "run")])
+        folder, wait = tmp_path / "run" / "checkpoints", chance.randint(0, 3)
+        before = len(steps_found(folder)) if folder.exists() else 0
+        while process.poll() is None and kills < 4:
+            if folder.exists() and max(steps_found(folder), default=0) // 7 >= before + wait:
+                time.sleep(chance.uniform(0, 0.1))
+                process.kill()
+                kills += 1
+                break
+            time.sleep(0.005)
+        process.communicate()
+        if process.returncode == 0:
+            break
+        assert process.returncode == -signal.SIGKILL
+    assert kills >= 2
+    assert remains(tmp_path / "run") == expected
+
+
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [
+        ("before folder", 1),
+        ("inside model.safetensors", 2),
+        ("after optimizer.safetensors", 2),
+        ("inside manifest.json", 3),
+        ("before rename", 2),
+        ("after rename", 2),
+        ("inside prune", 1),
+    ],
+)
+def test_a_run_killed_while_saving_ends_as_the_unbroken_one(unbroken, tmp_path: Path, point: str, times: int):
+    recipe, expected = unbroken
+    out = tmp_path / "run"
+    code, _, _ = regard("train", recipe, "--out", out, driver=(point, times))
+    assert code == -signal.SIGKILL
+    steps = steps_found(out / "checkpoints")
+    if times > 1:
+        assert any(verify(out / "checkpoints" / f"step-{step}") is None for step in steps)
+    assert regard("train", recipe, "--out", out)[0] == 0
+    assert remains(out) == expected
+    assert not list((out / "checkpoints").glob(".tmp-*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_the_run_goes_on_from_there(unbroken, tmp_path: Path, number: int, code: int):
+    recipe, expected = unbroken
+    out = tmp_path / "run"
+    process = start(["train", str(recipe), "--out", str(out)])
+    while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < 12:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == code
+    assert err.count("\n") == 1
+    assert "Run the same command to go on" in err
+    checkpoint = newest_checkpoint(out / "checkpoints", pytest.fail)
+    assert checkpoint is not None
+    assert checkpoint.step >= 10
+    assert regard("train", recipe, "--out", out)[0] == 0
+    assert remains(out) == expected
+
+
+def test_a_second_process_on_the_same_folder_is_refused(unbroken, tmp_path: Path):
+    recipe, out = unbroken[0], tmp_path / "run"
+    first = start(["train", str(recipe), "--out", str(out), "--set", "train.steps=100000"])
+    try:
+        while not (out / ".lock").exists() or not (out / ".lock").read_text():
+            time.sleep(0.01)
+        code, _, err = regard("train", recipe, "--out", out)
+        assert code == 2
+        assert f"in use by process {first.pid}" in err
+    finally:
+        first.kill()
+        first.communicate()
+    assert regard("train", recipe, "--out", out)[0] == 0
+
+
+def test_a_second_interrupt_ends_the_process_at_once(unbroken, tmp_path: Path):
+    recipe, out = unbroken[0], tmp_path / "run"
+    process = start(["train", str(recipe), "--out", str(out), "--set", "train.steps=100000"])
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").read_text():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=5)
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("setting", "key"),
+    [("model.width=32", "model.width"), ("train.seed=2", "train.seed"), ("train.rate=0.1", "train.rate"),
+     ("text.tokenizer=byte", "text.tokenizer"), ("train.batch_tokens=500", "train.batch_tokens")],
+)  # fmt: skip
+def test_a_changed_recipe_is_refused_on_resume(unbroken, tmp_path: Path, setting: str, key: str):
+    recipe, out = unbroken[0], tmp_path / "run"
+    assert regard("train", recipe, "--out", out, "--set", "train.steps=7")[0] == 0
+    code, _, err = regard("train", recipe, "--out", out, "--set", setting)
+    assert code == 4
+    assert key in err
+    assert err.count("\n") == 1
+
+
+def test_a_changed_corpus_is_refused_and_more_steps_are_not(tmp_path: Path):
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    assert regard("train", recipe, "--out", out, "--set", "train.steps=7")[0] == 0
+    assert regard("train", recipe, "--out", out, "--set", "train.steps=9")[0] == 0
+    text = (tmp_path / "train.a").read_text()
+    (tmp_path / "train.a").write_text(text.replace("a", "b", 1))
+    code, _, err = regard("train", recipe, "--out", out, "--set", "train.steps=12")
+    assert code == 4
+    assert "text.train" in err
+
+
+def test_damaged_checkpoints_are_passed_over_and_said(unbroken, tmp_path: Path):
+    recipe, expected = unbroken
+    out = tmp_path / "run"
+    assert regard("train", recipe, "--out", out, "--set", "train.steps=21", "--set", "train.average=1")[0] == 0
+    newest = out / "checkpoints" / "step-21" / "model.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    code, said, _ = regard("train", recipe, "--out", out)
+    assert code == 0
+    assert "step-21/model.safetensors fails its checksum; resuming from step-14 instead" in said
+    assert remains(out) == expected
+    for step in steps_found(out / "checkpoints"):
+        (out / "checkpoints" / f"step-{step}" / "manifest.json").write_text("{")
+    code, _, err = regard("train", recipe, "--out", out)
+    assert code == 4
+    assert "all damaged" in err
+
+
+def test_accumulation_and_threads_do_not_change_what_is_learnt(unbroken, tmp_path: Path):
+    recipe, expected = unbroken
+    whole = ["--set", "train.accumulate=1", "--set", "model.dropout=0.0"]
+    parts = ["--set", "train.accumulate=3", "--set", "model.dropout=0.0"]
+    assert regard("train", recipe, "--out", tmp_path / "one", *whole)[0] == 0
+    assert regard("train", recipe, "--out", tmp_path / "three", *parts)[0] == 0
+    one, three = remains(tmp_path / "one"), remains(tmp_path / "three")
+    for key, value in one.items():
+        if key.endswith(" loss"):
+            assert float(three[key]) == pytest.approx(float(value), rel=1e-3)
+    assert one != expected
+
+
+def test_nothing_is_left_running_after_a_kill(unbroken, tmp_path: Path):
+    process = start(["train", str(unbroken[0]), "--out", str(tmp_path / "run"), "--set", "train.steps=100000"])
+    time.sleep(1)
+    process.kill()
+    process.communicate()
+    assert subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True).stdout == b""

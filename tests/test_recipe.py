@@ -1,0 +1,90 @@
+"""Recipes: what they may say, and what they are told when they say something else."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from regard.describe import to_toml
+from regard.errors import InputError
+from regard.learn.optimizer import AdamW, Cosine, InverseSquareRoot
+from regard.models import zoo
+from regard.parts.join import PreNorm
+from regard.parts.score import ReducedRank
+from regard.recipe import parse_recipe, read_recipe
+from regard.recipes import builtin_recipes
+from regard.run import difference
+
+
+@pytest.mark.parametrize("name", builtin_recipes())
+def test_every_built_in_recipe_is_sound(name: str):
+    assert read_recipe(name).name == name
+
+
+def test_the_base_recipe_trains_as_the_paper_does():
+    recipe = read_recipe("transformer-base")
+    assert recipe.model == zoo.transformer()
+    settings = recipe.train
+    assert settings.optimizer == AdamW(betas=(0.9, 0.98), epsilon=1e-9, decay=0.0)
+    assert (settings.smoothing, settings.average, settings.steps) == (0.1, 5, 100_000)
+    assert (recipe.decode.beam, recipe.decode.length_penalty) == (4, 0.6)
+    for step in (1, 100, 4000, 4001, 100_000):
+        paper = 512**-0.5 * min(step**-0.5, step * 4000**-1.5)
+        assert settings.rate * settings.schedule.factor(step, settings.steps) == pytest.approx(paper)
+
+
+def test_slots_take_tables_bare_kinds_and_settings():
+    settings = ["model.score={kind='reduced_rank', rank=4}", "model.join=pre_norm", "train.schedule.kind=cosine"]
+    recipe = read_recipe("dates", [*settings, "train.schedule.floor=0.1", "train.schedule.warmup=7"])
+    assert recipe.model.encoder.layers[0][0].score == ReducedRank(4)
+    assert recipe.model.encoder.join == PreNorm()
+    assert recipe.train.schedule == Cosine(7, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ({"text": {}}, "either train"),
+        ({"text": {"corpus": "dates", "train": "x"}}, "either train"),
+        ({"model": {"heds": 2}, "text": {"corpus": "dates"}}, 'Did you mean "heads"'),
+        ({"model": {"score": "dott"}, "text": {"corpus": "dates"}}, 'Did you mean "dot"'),
+        ({"model": {"join": {"kind": "replace"}}, "text": {"corpus": "dates"}}, "unknown kind"),
+        ({"text": {"corpus": "dates"}, "train": {"steps": 0}}, "1 or more"),
+        ({"text": {"corpus": "dates"}, "train": {"smoothing": 1.5}}, "smoothing"),
+        ({"text": {"corpus": "dates"}, "train": {"steps": True}}, "whole number"),
+        ({"text": {"corpus": "dates"}, "train": {"best": "blue"}}, 'Did you mean "bleu"'),
+        ({"text": 3}, "must be a table"),
+    ],
+)
+def test_what_a_recipe_cannot_say_is_refused_with_a_hint(plain: dict, said: str):
+    with pytest.raises(InputError, match=said):
+        parse_recipe(plain, name="x", where="x.toml")
+
+
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path):
+    (tmp_path / "x.toml").write_text("[model\n")
+    with pytest.raises(InputError, match="is not TOML"):
+        read_recipe(tmp_path / "x.toml")
+
+
+def test_recipes_are_written_as_they_are_read():
+    for name in builtin_recipes():
+        plain = read_recipe(name).plain
+        assert tomllib.loads(to_toml(plain)) == plain
+
+
+def test_schedules_rise_then_fall():
+    for schedule in (InverseSquareRoot(10), Cosine(10)):
+        values = [schedule.factor(step, 100) for step in range(1, 101)]
+        assert max(values) == values[9] == 1.0
+        assert values[:10] == sorted(values[:10])
+        assert values[9:] == sorted(values[9:], reverse=True)
+    assert Cosine(10, floor=0.1).factor(100, 100) == pytest.approx(0.1)
+
+
+def test_the_first_difference_is_found_by_its_path():
+    assert difference({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "x") == ("x.a.b[1]", 2, 3)
+    assert difference({"a": 1}, {"a": 1}, "x") is None
+    assert difference({"a": 1, "c": 2}, {"a": 1}, "x") == ("x.c", 2, None)
