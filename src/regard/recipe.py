@@ -19,8 +19,8 @@ from regard.models.model import Model
 from regard.recipes import builtin_recipes
 from regard.text.corpus import Corpus, Documents, embedded_corpus, read_corpus, read_text
 from regard.text.problem import NextToken, Translation
-from regard.text.python import Split
-from regard.text.tokenizer import BPE, TokenizerKind
+from regard.text.split import Split
+from regard.text.vocabulary import BPE, TokenizerKind
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from regard.store.files import write_file
 from regard.store.folder import write_description
 from regard.text.corpus import Corpus
 from regard.text.problem import default_problem
-from regard.text.tokenizer import Tokenizer, train_tokenizers
+from regard.text.tokenizer import Tokenizer
+from regard.text.vocabulary import train_tokenizers
 from regard.version import __version__
 
 

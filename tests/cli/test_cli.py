@@ -167,7 +167,7 @@ def test_a_damaged_model_is_exit_code_three(model: Path, tmp_path: Path):
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         (tmp_path / name).write_bytes((model / name).read_bytes())
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 100)
-    code, out, err = regard("translate", tmp_path)
+    code, _, err = regard("translate", tmp_path)
     assert code == 3
     assert err.count("\n") == 1
     assert "damaged" in err

@@ -23,7 +23,7 @@ from regard.models.model import Model
 from regard.parts.position import Learned, Rotary
 from regard.store.folder import Loaded
 from regard.text.corpus import Corpus
-from regard.text.tokenizer import Byte, Character, train_tokenizers
+from regard.text.vocabulary import Byte, Character, train_tokenizers
 
 SOURCES = ["ab", "", "cab", "abcabc", "b a", "cc", "a", "bcbcbcb", "ca"]
 REFERENCES = ["ba", "", "", "né!", "a b", "é", "a", "!!", "nana"]

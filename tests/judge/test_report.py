@@ -105,6 +105,15 @@ def test_the_worst_group_comes_first_with_bars_as_long_as_its_numbers(tmp_path: 
     assert re.findall(r'class="chrf" y="6" width="([\d.]+)"', section) == chrf
 
 
+def test_many_groups_stand_in_two_tables_and_numbered_ones_in_order(tmp_path: Path):
+    for names, note in (([f"g{place}" for place in range(101, 126)], True), ([str(n) for n in range(101, 126)], False)):
+        evaluation = evaluation_of(names, names, names, names)
+        section = written(tmp_path, evaluation).split("By language")[1].split("<h2>")[0]
+        assert re.findall(r"<td><bdi>(\w+)</bdi>", section) == names
+        assert section.count("<table>") == 2
+        assert ("worst first" in section) == note
+
+
 @pytest.mark.parametrize(("samples", "wrong", "right"), [(12, 1, 2), (2, 1, 1), (1, 1, 0), (0, 0, 0)])
 def test_samples_are_marked_right_or_wrong(tmp_path: Path, samples: int, wrong: int, right: int):
     text = written(tmp_path, samples=samples)

@@ -15,7 +15,7 @@ from regard.models.model import Model
 from regard.run import train
 from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Translation
-from regard.text.tokenizer import Character, train_tokenizers
+from regard.text.vocabulary import Character, train_tokenizers
 from tests.laws.zoo import LANGUAGE_MODELS, TRANSLATORS
 from tests.learn.runs import write_recipe
 

@@ -14,7 +14,7 @@ import regard
 from regard.errors import DamagedFile, InputError
 from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
 from regard.text.corpus import Corpus
-from regard.text.tokenizer import Character, train_tokenizers
+from regard.text.vocabulary import Character, train_tokenizers
 from tests.laws.zoo import MODELS
 
 TEXT = Corpus(["abc def ghi", "jkl mno"], ["pqr stu", "vwx yz."], ("text",))

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
@@ -45,6 +45,7 @@ def test_no_step_goes_beyond_the_budget_unless_one_sample_alone_does(
         assert all(padded_tokens(lengths, step) <= budget or len(step) == 1 for step in steps)
 
 
+@settings(deadline=None)
 @given(lengths=LENGTHS, budget=st.integers(1, 500), seed=st.integers(0, 9), epochs=st.permutations(range(4)))
 def test_an_epoch_depends_on_seed_and_number_alone(
     lengths: np.ndarray, budget: int, seed: int, epochs: list[int]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from regard.errors import InputError
@@ -44,6 +44,7 @@ def counted_by_wc(path: Path) -> int:
     return count + bool(content and not content.endswith(b"\n"))
 
 
+@settings(deadline=None)
 @given(text=WITHOUT_NUL)
 @example(text="")
 @example(text="\n")

@@ -16,7 +16,7 @@ from babel.dates import format_date
 from regard.errors import InputError
 from regard.text import dates
 from regard.text.dates import LANGUAGES, DateLine, date_lines
-from regard.text.python import Split
+from regard.text.split import Split
 
 SPLITS = get_args(Split)
 
@@ -173,7 +173,7 @@ def test_turkish_keeps_the_dot_of_its_letters() -> None:
 
 
 def test_an_unknown_split_is_refused_with_a_hint() -> None:
-    with pytest.raises(InputError, match='did you mean "train"'):
+    with pytest.raises(InputError, match='Did you mean "train"'):
         date_lines("trian")  # type: ignore[arg-type]
 
 

@@ -14,7 +14,8 @@ from regard.text import problem as problem_module
 from regard.text.batch import IGNORE, Batch, Plan
 from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Samples, Translation, default_problem, encode_texts
-from regard.text.tokenizer import BEGIN, END, MASK, PAD, Byte, Character, Tokenizer
+from regard.text.tokenizer import BEGIN, END, MASK, PAD, Tokenizer
+from regard.text.vocabulary import Byte, Character
 
 BYTE = Byte().train([])
 LETTERS = Character().train(["abcdefghij "])

@@ -9,7 +9,8 @@ from typing import get_args
 import pytest
 
 from regard.errors import InputError
-from regard.text.python import Split, python_documents, split_of
+from regard.text.python import python_documents
+from regard.text.split import Split, split_of
 
 SPLITS = get_args(Split)
 
@@ -81,5 +82,5 @@ def test_a_python_without_source_files_is_an_error() -> None:
 
 
 def test_an_unknown_split_is_refused_with_a_hint() -> None:
-    with pytest.raises(InputError, match='did you mean "valid"'):
+    with pytest.raises(InputError, match='Did you mean "valid"'):
         python_documents("vald")  # type: ignore[arg-type]

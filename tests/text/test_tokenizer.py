@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, pre_tokenizers
 
@@ -19,18 +19,12 @@ from regard.describe import from_plain, to_plain
 from regard.errors import DamagedFile, InputError
 from regard.text import corpus as corpus_module
 from regard.text.corpus import Corpus, cut_text
-from regard.text.tokenizer import (
-    BEGIN,
+from regard.text.tokenizer import BEGIN, END, MASK, PAD, SPECIALS, UNKNOWN, Tokenizer
+from regard.text.vocabulary import (
     BPE,
-    END,
-    MASK,
-    PAD,
-    SPECIALS,
-    UNKNOWN,
     Byte,
     Character,
     Saved,
-    Tokenizer,
     TokenizerKind,
     Unigram,
     Word,
@@ -96,6 +90,7 @@ def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([0, 1, 2, 4]) == ""
 
 
+@settings(deadline=None)
 @given(text=ODD_TEXT, special=st.sampled_from(SPECIALS), after=ODD_TEXT)
 def test_a_special_token_written_in_a_text_is_text(text: str, special: str, after: str) -> None:
     for name, tokenizer in TRAINED.items():
@@ -217,6 +212,7 @@ def test_a_batch_is_encoded_as_its_texts_alone(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("") == []
 
 
+@settings(deadline=None)
 @given(text=st.text(st.sampled_from("ab1 \n\t.</s>é中"), max_size=300))
 def test_a_text_cut_in_parts_has_the_same_tokens(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:

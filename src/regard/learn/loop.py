@@ -231,4 +231,3 @@ class Pace:
         speed = step.tokens / max(seconds, 1e-9)
         self.tokens_per_second = speed if not self.tokens_per_second else 0.95 * self.tokens_per_second + 0.05 * speed
         return seconds
-

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from regard.errors import InputError, suggest
 
 if TYPE_CHECKING:
-    from regard.text.python import Split
+    from regard.text.split import Split
 
 Documents = Literal["file", "line", "paragraph"]
 

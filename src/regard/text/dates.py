@@ -31,7 +31,7 @@ from babel.dates import DateTimeFormat, parse_pattern
 from babel.lists import format_list
 
 from regard.errors import InputError
-from regard.text.python import Split, require_split, split_of
+from regard.text.split import Split, require_split, split_of
 
 T = TypeVar("T")
 

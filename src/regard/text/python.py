@@ -6,16 +6,13 @@ text differs with the version of Python; which split a file belongs to does not.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args
 
-from regard.errors import InputError, suggest
-
-Split = Literal["train", "valid", "test"]
+from regard.errors import InputError
+from regard.text.split import Split, require_split, split_of
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})
 
@@ -29,18 +26,6 @@ def python_documents(split: Split) -> list[tuple[str, str]]:
         raise InputError(f"no Python source files ({folder}). Use a Python whose standard library is not zipped.")
     texts = [(name, _text(folder / name)) for name in names if split_of(name) == split]
     return [(name, text) for name, text in texts if text]
-
-
-def split_of(name: str) -> Split:
-    """The split a name belongs to, by a hash of the name alone: 18 in 20 train, 1 valid, 1 test."""
-    share = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") % 20
-    return "valid" if share == 0 else "test" if share == 1 else "train"
-
-
-def require_split(split: str) -> None:
-    """Refuse a split that does not exist."""
-    if split not in get_args(Split):
-        raise InputError(f'unknown split "{split}"; {suggest(split, get_args(Split))}')
 
 
 def _source_names(folder: Path) -> Iterator[str]:

@@ -1,0 +1,63 @@
+"""What the documents say runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from regard.cli import app
+from regard.learn.settings import Training
+from regard.recipe import read_recipe
+from tests.learn.runs import regard, write_recipe
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(), flags=re.DOTALL)
+
+
+def test_the_python_of_the_page_on_parts_runs():
+    names: dict[str, object] = {}
+    for block in blocks(ROOT / "docs" / "parts.md", "python"):
+        exec(compile(block, "parts.md", "exec"), names)
+    assert names["network"]
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_and_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recipe = write_recipe(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert regard("train", recipe, "--out", tmp_path / "runs" / "dates", "--set", "train.steps=7")[0] == 0
+    for path in (ROOT / "README.md", ROOT / "docs" / "tutorial.md"):
+        for block in blocks(path, "python"):
+            # The run above stands for the built-in recipe, which takes minutes.
+            short = block.replace('regard.train("dates", out="runs/dates")', 'regard.load("runs/dates")')
+            exec(compile(short, path.name, "exec"), {})
+    assert (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_command_in_the_documents_exists(path: Path):
+    verbs = {command.callback.__name__: command.callback for command in app.registered_commands if command.callback}
+    for block in blocks(path, "sh"):
+        for line in block.splitlines():
+            command = line.split("#")[0]
+            for words in re.findall(r"regard ([a-z]+)([^|<>]*)", command):
+                assert words[0] in verbs, line
+            for setting in re.findall(r"--set \"?([a-z.]+=[^\s\"]+(?: [^\"]*)?)", command):
+                read_recipe("dates", [setting])
+
+
+def test_every_setting_of_a_run_is_documented():
+    said = (ROOT / "docs" / "recipes.md").read_text()
+    assert [name for name in Training.__dataclass_fields__ if f"`{name}`" not in said] == []
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "ARCHITECTURE.md"], ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path):
+    for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
+        assert (path.parent / target).exists(), target
