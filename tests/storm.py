@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import platform
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +29,8 @@ def storm(folder: Path, runs: int, kills: int, seed: int, say=print) -> int:
         while True:
             process = start(["train", str(recipe), "--out", str(out), *settings])
             try:
-                process.wait(timeout=chance.uniform(0.2, 0.8) * length if killed < kills else None)
-            except TimeoutError:
-                pass
-            except Exception:
+                process.wait(timeout=chance.uniform(0.3, 0.95) * length if killed < kills else None)
+            except subprocess.TimeoutExpired:
                 process.kill()
                 killed += 1
             if process.wait() == 0:

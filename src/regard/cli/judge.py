@@ -54,13 +54,16 @@ def evaluate(
         plot_by_length(found, plot)
         typer.echo(f"{plot} shows quality by source length.", err=True)
     if report is not None:
+        import torch
+
         from regard.judge.report import write_report
 
         longest = sorted(set(found.sources), key=len)
         chosen = [longest[len(longest) * part // 8] for part in (2, 5, 7)] if longest else []
         looks = [(line, loaded.look(line)) for line in chosen]
         metrics = model / "metrics.jsonl"
-        write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks)
+        note = f"regard {' '.join(sys.argv[1:])}, with {torch.get_num_threads()} threads on {loaded.device}."
+        write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks, note=note)
         typer.echo(f"{report} is the report.", err=True)
 
 

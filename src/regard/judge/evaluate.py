@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from regard.api import LoadedModel
 from regard.decode.choose import Options
 from regard.errors import InputError
-from regard.learn.validate import mean_loss
+from regard.learn.validate import summed_loss
 from regard.metrics import Quality, bits_per_byte, perplexity, quality
 from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Translation, encode_texts
@@ -168,7 +168,7 @@ def _measured(model: LoadedModel, corpus: Corpus) -> Evaluation:
     problem: Translation | NextToken
     problem = NextToken(longest or _ROW_LENGTH) if corpus.targets is None else Translation(longest or _UNBOUNDED)
     samples = problem.samples(corpus, (model.tokenizer, model.target_tokenizer))
-    total, tokens = mean_loss(model.network, samples, _BATCH_TOKENS)
+    total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
     loss = total / tokens
     return Evaluation(
         loss=loss,

@@ -33,7 +33,7 @@ class Validation:
     samples: list[Sample] = field(default_factory=list)
 
 
-def mean_loss(network: Network, samples: Samples, batch_tokens: int) -> tuple[float, int]:
+def summed_loss(network: Network, samples: Samples, batch_tokens: int) -> tuple[float, int]:
     """The summed cross entropy of all targets, and how many there are."""
     device = next(network.parameters()).device
     total, targets = 0.0, 0
@@ -56,7 +56,7 @@ def validate(
     batch_tokens: int,
 ) -> Validation:
     """Loss, perplexity and bits per byte; of translations also BLEU, chrF and exact match of the first lines."""
-    total, targets = mean_loss(network, samples, batch_tokens)
+    total, targets = summed_loss(network, samples, batch_tokens)
     loss = total / max(1, targets)
     numbers = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte(total, samples.bytes)}
     if corpus.targets is None:
