@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -45,11 +47,11 @@ def test_every_command_in_the_documents_exists(path: Path):
     verbs = {command.callback.__name__: command.callback for command in app.registered_commands if command.callback}
     for block in blocks(path, "sh"):
         for line in block.splitlines():
-            command = line.split("#")[0]
-            for words in re.findall(r"regard ([a-z]+)([^|<>]*)", command):
-                assert words[0] in verbs, line
-            for setting in re.findall(r"--set \"?([a-z.]+=[^\s\"]+(?: [^\"]*)?)", command):
-                read_recipe("dates", [setting])
+            words = shlex.split(line, comments=True)
+            for word, following in pairwise(words):
+                assert word != "regard" or following in verbs, line
+                if word == "--set":
+                    read_recipe("dates", [following])
 
 
 def test_every_setting_of_a_run_is_documented():

@@ -22,8 +22,8 @@ T = TypeVar("T")
 
 
 def kind_of(cls: type) -> str:
-    """ReducedRank -> reduced_rank: the name a file uses for a class."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+    """ReducedRank -> reduced_rank, RMSNorm -> rms_norm: the name a file uses for a class."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
 def to_plain(value: Any) -> Any:

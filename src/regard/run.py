@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from regard.api import LoadedModel, load
+from regard.decode.generate import require_room
 from regard.describe import to_plain, to_toml
 from regard.errors import CannotResume
 from regard.learn.guard import only_one
@@ -65,6 +66,7 @@ def prepare(recipe: Recipe, folder: Path, watcher: Watcher) -> Job:
     network = recipe.model.build(first.vocabulary) if second is None else recipe.model.build(
         second.vocabulary, first.vocabulary
     )  # fmt: skip
+    require_room(network, int(samples.lengths.max()), "a row of the text (text.problem)")
     write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
     write_description(
         folder, network, tokenizers, task="translate" if network.encoder else "generate",

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import RunFailed
+from regard.errors import InputError, RunFailed
 from regard.learn.settings import Training
 from regard.learn.trainer import Trainer
 from regard.models import zoo
 from regard.models.model import Model
+from regard.parts.join import PreNorm
+from regard.parts.reversible import Reversible
 from regard.run import train
 from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Translation
@@ -116,3 +118,26 @@ def test_a_run_ends_when_validations_stop_improving(tmp_path: Path):
     train(recipe, tmp_path / "run", settings=settings)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) < 200
+    train(recipe, tmp_path / "run", settings=settings)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() == lines
+
+
+def test_each_side_may_have_its_own_vocabulary(tmp_path: Path):
+    settings = ["train.steps=3", "text.tokenizer.joint=false", "text.tokenizer.kind=character"]
+    model = train(write_recipe(tmp_path), tmp_path / "run", settings=settings)
+    assert model.network.source_vocabulary == model.tokenizer.vocabulary
+    assert model.network.vocabulary == model.target_tokenizer.vocabulary
+
+
+def test_a_text_longer_than_the_model_reads_is_refused_before_learning(tmp_path: Path):
+    settings = ["model.position={kind='learned', longest=5}"]
+    with pytest.raises(InputError, match=r"text\.problem.* this model reads 5"):
+        train(write_recipe(tmp_path), tmp_path / "run", settings=settings)
+
+
+@pytest.mark.parametrize("joins", ["pre_norm", "reversible"])
+def test_mixed_precision_learns_too(joins: str):
+    learner = trainer(zoo.transformer(16, 1, 2, join={"pre_norm": PreNorm(), "reversible": Reversible()}[joins]),
+                      precision="bfloat16", rate=1e-2, schedule=Training().schedule.__class__(5))  # fmt: skip
+    losses = [learner.advance().loss for _ in range(30)]
+    assert losses[-1] < 0.8 * losses[0]

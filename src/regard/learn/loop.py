@@ -73,7 +73,7 @@ class Run:
         state = checkpoint.state()
         self.trainer.restore(checkpoint, state["position"])
         self.best, self.worse, self.seconds = state["best"], state["worse"], state["seconds"]
-        self.finished = state["finished"] and self.trainer.step >= self.job.settings.steps
+        self.finished = state["finished"] and (self.trainer.step >= self.job.settings.steps or self.stopping)
         self.saved = checkpoint.step
         if self.trainer.step:
             self.watcher.note(f"resuming at step {self.trainer.step:,} of {self.job.settings.steps:,}")

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.parts.contract import Context, Memory, Shared, Sublayer, write
 from regard.parts.linear import linear
-from regard.parts.pattern import Causal, Everything, Pattern
+from regard.parts.pattern import Everything, Pattern
 from regard.parts.position import Rotary
 from regard.parts.score import AnyScore, Dot, Score
 
@@ -72,7 +72,7 @@ class SelfAttentionLayer(Sublayer):
 
         The triangle is aligned to the top left, so it is right only when queries and keys start together.
         """
-        plain = isinstance(self.see, Causal) and context.document is None
+        plain = self.see.triangle and context.document is None
         if fresh and plain and context.bias is None and self.score.scale is not None:
             return None, True
         if plain and queries == 1 and not isinstance(context.start, Tensor):

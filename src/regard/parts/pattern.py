@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -11,7 +12,8 @@ from torch import Tensor
 class Everything:
     """Every key, both ways."""
 
-    causal = False
+    causal: ClassVar[bool] = False
+    triangle: ClassVar[bool] = False
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
@@ -22,7 +24,8 @@ class Everything:
 class Causal:
     """The query's own slot and all before it."""
 
-    causal = True
+    causal: ClassVar[bool] = True
+    triangle: ClassVar[bool] = True  # the plain shape that fused kernels know
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
@@ -34,7 +37,8 @@ class Window:
     """The last `length` slots, the query's own among them."""
 
     length: int = 256
-    causal = True
+    causal: ClassVar[bool] = True
+    triangle: ClassVar[bool] = False
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
