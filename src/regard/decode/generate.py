@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from regard.text.tokenizer import Tokenizer
 
 _ROWS = 128
 _TOKENS = 16_384
+_APART = 1_000_003
 
 
 @dataclass(frozen=True)
@@ -101,9 +102,14 @@ def speak(
             text = tokenizer.decode(said)
             return any(stop in text for stop in options.stop)
 
-    found = answer(network, requests, options, end=tokenizer.end, stopped=stopped, progress=progress)
+    # A search finds its n best at once; a draw is made n times, each from a seed of its own.
+    draws = options.n_best if options.temperature > 0 else 1
+    drawn = [replace(request, seed=request.seed + draw * _APART) for draw in range(draws) for request in requests]
+    found = answer(network, drawn, options, end=tokenizer.end, stopped=stopped, progress=progress)
     answers = []
-    for request, hypotheses in zip(requests, found):
+    for place, request in enumerate(requests):
+        hypotheses = [said for row in found[place :: len(requests)] for said in row]
+        hypotheses.sort(key=lambda said: -said.score)
         prompt = request.prompt[1:]
         start = len(tokenizer.decode(prompt))
         answers.append(

@@ -84,11 +84,17 @@ class Bar(Quiet):
         self.console.print(f"[bold]step {number:,}[/] {escape(summary(validation))}{mark}", highlight=False)
         for sample in validation.samples:
             right = sample.said == sample.expected
-            verdict = "[green]right[/]" if right else f"[dim]expected {escape(sample.expected)}[/]"
-            self.console.print(f"   {escape(sample.source)} → {escape(sample.said)}  {verdict}", highlight=False)
+            verdict = "[green]right[/]" if right else f"[dim]expected {short(sample.expected)}[/]"
+            self.console.print(f"   {short(sample.source)} → {short(sample.said)}  {verdict}", highlight=False)
 
     def end(self) -> None:
         self.bar.stop()
+
+
+def short(text: str, longest: int = 60) -> str:
+    """A text that fits on a line beside others, safe for the console."""
+    line = " ".join(text.split())
+    return escape(line if len(line) <= longest else line[: longest - 1] + "…")
 
 
 def summary(validation: Validation) -> str:
