@@ -16,6 +16,7 @@ from regard.parts.score import ReducedRank
 from regard.recipe import parse_recipe, read_recipe
 from regard.recipes import builtin_recipes
 from regard.run import difference
+from regard.text.problem import Translation
 
 
 @pytest.mark.parametrize("name", builtin_recipes())
@@ -41,6 +42,7 @@ def test_slots_take_tables_bare_kinds_and_settings():
     assert recipe.model.encoder.layers[0][0].score == ReducedRank(4)
     assert recipe.model.encoder.join == PreNorm()
     assert recipe.train.schedule == Cosine(7, 0.1)
+    assert read_recipe("dates", ["text.problem.longest=300"]).text.problem == Translation(300)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,19 @@ def test_slots_take_tables_bare_kinds_and_settings():
         ({"text": {"corpus": "dates"}, "train": {"steps": True}}, "whole number"),
         ({"text": {"corpus": "dates"}, "train": {"best": "blue"}}, 'Did you mean "bleu"'),
         ({"text": 3}, "must be a table"),
+        ({"model": {"width": 0}, "text": {"corpus": "dates"}}, "model"),
+        ({"model": {"width": -8}, "text": {"corpus": "dates"}}, "model"),
+        ({"model": {"dropout": 2.0}, "text": {"corpus": "dates"}}, "dropout"),
+        ({"model": {"depth": 0}, "text": {"corpus": "dates"}}, "depth = 1"),
+        ({"model": {"name": [1]}, "text": {"corpus": "dates"}}, "no model is called"),
+        ({"model": {"score": {"kind": "reduced_rank", "rank": 0}}, "text": {"corpus": "dates"}}, "rank must be 1"),
+        ({"model": {"position": {"kind": "relative_bias", "buckets": 2}}, "text": {"corpus": "dates"}}, "buckets"),
+        ({"text": {"corpus": "dates"}, "train": {"optimizer": {"betas": [0.9]}}}, "expected 2 values"),
+        ({"text": {"corpus": "dates"}, "train": {"rate": float("nan")}}, "nan"),
+        ({"text": {"corpus": "dates"}, "train": {"rate": float("inf")}}, "rate"),
+        ({"text": {"corpus": "dates"}, "train": {"patience": 0}}, "patience"),
+        ({"text": {"corpus": "dates"}, "train": {"seed": 10**23}}, "seed"),
+        ({"text": {"corpus": "dates"}, "decode": {"beam": 0}}, "beam"),
     ],
 )
 def test_what_a_recipe_cannot_say_is_refused_with_a_hint(plain: dict, said: str):
@@ -73,6 +88,8 @@ def test_recipes_are_written_as_they_are_read():
     for name in builtin_recipes():
         plain = read_recipe(name).plain
         assert tomllib.loads(to_toml(plain)) == plain
+    odd = {"train": {"clip": float("inf"), "name": 'a"b\\c\n'}}
+    assert tomllib.loads(to_toml(odd)) == odd
 
 
 def test_schedules_rise_then_fall():

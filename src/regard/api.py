@@ -114,6 +114,9 @@ class LoadedModel:
 
     def score(self, source: Sequence[str], target: Sequence[str] | None = None) -> list[float]:
         """The log-probability of each target given its source, or of each text when there is no target."""
+        if isinstance(source, str) or isinstance(target, str) or (target is not None and len(target) != len(source)):
+            raise InputError("score takes lists of texts, as many targets as sources.")
+        self._require(encoder=target is not None, verb="score pairs" if target is not None else "score plain texts")
         problem = NextToken(_WHOLE) if target is None else Translation(_WHOLE)
         totals = []
         for place, text in enumerate(source):
@@ -131,5 +134,5 @@ class LoadedModel:
 
     def _require(self, *, encoder: bool, verb: str) -> None:
         if (self.network.encoder is not None) != encoder:
-            other = "generate" if encoder else "translate"
-            raise InputError(f"this model does not {verb}; it was made to {other}. Try: regard {other}.")
+            made = "generate" if encoder else "translate"
+            raise InputError(f"this model does not {verb}; it was made to {made}. Try: regard {made}.")

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import re
 import types
 import typing
@@ -42,15 +43,18 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     """Tables of plain values as TOML: one [table] each, tables inside them inline."""
     lines: list[str] = []
     for name, table in tables.items():
-        lines += [f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in table.items()), ""]
+        lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items()), ""]
     return "\n".join(lines)
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """A plain value as TOML writes it inline."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     # JSON writes strings, numbers and booleans as TOML does, but for DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
@@ -134,9 +138,16 @@ def _from_sequence(annotation: Any, value: Any, where: str) -> Any:
     if not isinstance(value, (list, tuple)):
         raise InputError(f"expected a list, got {_shown(value)} ({where}). Write it in square brackets.")
     inner = typing.get_args(annotation)
+    if _fixed(inner) and len(value) != len(inner):
+        raise InputError(f"expected {len(inner)} values, got {len(value)} ({where}).")
     kinds = inner if len(inner) == len(value) and Ellipsis not in inner else (inner[0],) * len(value)
     items = [from_plain(kind, item, where=f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value))]
     return tuple(items) if typing.get_origin(annotation) is tuple else items
+
+
+def _fixed(inner: tuple[Any, ...]) -> bool:
+    """Whether a tuple has so many places and no other number."""
+    return len(inner) > 1 and Ellipsis not in inner
 
 
 def _from_table(options: list[Any], value: Any, where: str) -> Any:
@@ -147,9 +158,12 @@ def _from_table(options: list[Any], value: Any, where: str) -> Any:
         raise InputError(f'expected a table like {{kind = "{kind_of(options[0])}"}}, got {_shown(value)} ({where}).')
     value = dict(value)
     kind = value.pop("kind", None)
-    if kind is None and len(options) == 1:
-        return call_plain(options[0], value, where=where)
     if kind is None:
+        # Keys that only one of the choices has say which it is.
+        fitting = [option for option in options if value.keys() <= {f.name for f in dataclasses.fields(option)}]
+        if len(options) == 1 or (value and len(fitting) == 1):
+            return call_plain((fitting or options)[0], value, where=where)
+
         raise InputError(f"a kind is missing ({where}). Say kind = one of {', '.join(map(kind_of, options))}.")
     for option in options:
         if kind_of(option) == kind:
@@ -160,6 +174,8 @@ def _from_table(options: list[Any], value: Any, where: str) -> Any:
 def _from_scalar(annotation: Any, value: Any, where: str) -> Any:
     if annotation is float and type(value) is int:
         return float(value)
+    if isinstance(value, float) and math.isnan(value):
+        raise InputError(f"expected a number, got nan ({where}).")
     if annotation is int and type(value) is float and value.is_integer():
         return int(value)
     if isinstance(annotation, type) and (type(value) is annotation):

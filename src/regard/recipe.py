@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from regard.decode.choose import Options
 from regard.describe import call_plain
 from regard.errors import InputError, suggest
 from regard.learn.settings import Training
@@ -53,6 +54,9 @@ class Decode:
 
     beam: int = 5
     length_penalty: float = 0.6
+
+    def __post_init__(self) -> None:
+        Options(beam=self.beam, length_penalty=self.length_penalty)
 
 
 @dataclass(frozen=True)
@@ -111,14 +115,16 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
     arguments = dict(table)
     name = arguments.pop("name", "transformer")
     functions = zoo_functions()
-    if name not in functions:
+    if not isinstance(name, str) or name not in functions:
         raise InputError(f'no model is called "{name}" ({where}.name). {suggest(str(name), functions)}')
     description = call_plain(functions[name], arguments, where=where)
     with torch.device("meta"):
         try:
-            description.build(8)  # widths that do not divide are found before any text is read
+            description.build(8)  # what cannot be built is found before any text is read
         except InputError as error:
             raise InputError(f"{error} ({where})") from None
+        except (RuntimeError, ValueError, ArithmeticError) as error:
+            raise InputError(f"these settings make no model: {str(error).splitlines()[0]} ({where}).") from None
     return description
 
 

@@ -12,7 +12,7 @@ import torch
 from regard.api import LoadedModel, load
 from regard.decode.generate import require_room
 from regard.describe import to_plain, to_toml
-from regard.errors import CannotResume
+from regard.errors import CannotResume, InputError
 from regard.learn.guard import only_one
 from regard.learn.loop import Job, Run, checkpoints
 from regard.learn.progress import Quiet, Watcher
@@ -43,19 +43,21 @@ def train(
     folder = Path(out) if out is not None else Path("runs") / parsed.name
     watcher = watcher or Quiet()
     with only_one(folder):
-        Run(prepare(parsed, folder, watcher), folder, choose_device(device), watcher).go()
+        chosen = choose_device(device)
+        Run(prepare(parsed, folder, chosen, watcher), folder, chosen, watcher).go()
     return load(folder, device=device)
 
 
-def prepare(recipe: Recipe, folder: Path, watcher: Watcher) -> Job:
+def prepare(recipe: Recipe, folder: Path, device: torch.device, watcher: Watcher) -> Job:
     """Read the text, make or find the tokenizers, build the network, and write the folder's description."""
     corpus = recipe.text.read("train")
     assert corpus is not None
     valid = recipe.text.read("valid")
     problem = recipe.text.problem or default_problem(corpus)
+    require_own(folder)
     found = newest_checkpoint(checkpoints(folder), lambda text: None)
     tokenizers = train_tokenizers(recipe.text.tokenizer, corpus)
-    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers)
+    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_plain(problem), device)
     if found is not None:
         compare(found.state()["fingerprint"], fingerprint, folder, watcher)
     samples = problem.samples(corpus, tokenizers)
@@ -66,6 +68,7 @@ def prepare(recipe: Recipe, folder: Path, watcher: Watcher) -> Job:
     network = recipe.model.build(first.vocabulary) if second is None else recipe.model.build(
         second.vocabulary, first.vocabulary
     )  # fmt: skip
+    require_shape(network, corpus, recipe)
     require_room(network, int(samples.lengths.max()), "a row of the text (text.problem)")
     write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
     write_description(
@@ -83,6 +86,21 @@ def prepare(recipe: Recipe, folder: Path, watcher: Watcher) -> Job:
     )
 
 
+def require_own(folder: Path) -> None:
+    """Refuse to write over a model that no run of ours is making here."""
+    if (folder / "model.safetensors").exists() and not checkpoints(folder).exists():
+        raise InputError(f"{folder} holds a model but no checkpoints to go on from. Choose another --out.")
+
+
+def require_shape(network: Network, corpus: Corpus, recipe: Recipe) -> None:
+    """A model with an encoder learns pairs, one without learns plain text."""
+    if (network.encoder is not None) != (corpus.targets is not None):
+        name, text = recipe.plain.get("model", {}).get("name", "transformer"), corpus.names[0]
+        sides = "two sides" if corpus.targets is not None else "one side"
+        other = "gpt2" if corpus.targets is None else "transformer"
+        raise InputError(f'{text} has {sides}, which "{name}" does not learn (model.name). Try model.name = "{other}".')
+
+
 def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """How the model speaks, in the ecosystem's names."""
     return {
@@ -96,7 +114,12 @@ def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def fingerprint_of(
-    recipe: Recipe, corpus: Corpus, valid: Corpus | None, tokenizers: tuple[Tokenizer, Tokenizer | None]
+    recipe: Recipe,
+    corpus: Corpus,
+    valid: Corpus | None,
+    tokenizers: tuple[Tokenizer, Tokenizer | None],
+    problem: dict[str, Any],
+    device: torch.device,
 ) -> dict[str, Any]:
     """What must be the same for a run to go on bit by bit; `machine` only makes it close."""
     settings = {key: value for key, value in to_plain(recipe.train).items() if key not in FREE}
@@ -109,9 +132,9 @@ def fingerprint_of(
             "train": corpus.digest,
             "valid": None if valid is None else valid.digest,
             "tokenizer": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
-            "problem": to_plain(recipe.text.problem),
+            "problem": problem,
         },
-        "machine": {"torch": torch.__version__, "threads": torch.get_num_threads()},
+        "machine": {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device.type},
     }
 
 
@@ -128,8 +151,9 @@ def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, watcher: Wa
     if then.get("machine") != now["machine"]:
         old, new = then.get("machine", {}), now["machine"]
         watcher.note(
-            f"note: checkpoint made with torch {old.get('torch')}, {old.get('threads')} threads; now {new['torch']}, "
-            f"{new['threads']}. Results will be close but not bit-identical."
+            f"note: checkpoint made with torch {old.get('torch')}, {old.get('threads')} threads, "
+            f"{old.get('device')}; now {new['torch']}, {new['threads']}, {new['device']}. "
+            "Results will be close but not bit-identical."
         )
 
 

@@ -128,6 +128,17 @@ def test_json_lines_pass_through_what_they_hold(model: Path):
     assert fed(b"{oops\n", "translate", model, "--json")[0] == 2
 
 
+def test_what_goes_out_is_utf8_whatever_the_locale(model: Path):
+    given = b'{"text": "abc", "id": "\\ud800", "name": "\xc3\xa9"}\n'
+    environment = {**ENVIRONMENT, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", "translate", str(model), "--json"], input=given, capture_output=True,
+        env=environment,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["name"] == "é"
+
+
 def test_a_reader_that_goes_away_is_no_error(model: Path):
     command = f"yes abc | head -5000 | {sys.executable} -m regard translate {model} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
@@ -151,6 +162,9 @@ def test_an_evaluation_gives_scores_with_signatures(model: Path, tmp_path: Path)
     assert "<svg" in (tmp_path / "r.html").read_text()
     code, out, _ = regard("evaluate", model, *files, "--json")
     assert json.loads(out)["quality"]["lines"] == 12
+    code, _, err = regard("evaluate", model, *files, "--plot", tmp_path / "nowhere" / "p.png")
+    assert code == 2
+    assert err.count("\n") == 1
     code, _, err = regard("evaluate", model)
     assert code == 2
     assert "names no test text" in err

@@ -82,6 +82,26 @@ def test_beam_search_finds_what_its_definition_finds(name: str, penalty: float):
         assert [h.score for h in found[row]] == pytest.approx([score for _, score in expected], abs=1e-4)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_goes_on_while_a_longer_answer_may_still_win(seed: int):
+    network, options = eager("gpt2, additive", seed), Options(beam=2, n_best=1, length_penalty=3.0)
+    found = search(network, [[BEGIN]], options, end=END, limits=[14])[0][0]
+    said, score = defined_beam(network, None, [BEGIN], options, 14)[0]
+    assert (list(found.tokens), found.score) == (said, pytest.approx(score, abs=1e-4))
+
+
+def test_rows_that_have_no_room_left_do_not_hurt_their_neighbours():
+    prompts = [[BEGIN, *range(3, 12)], [BEGIN, 3]]
+    network = eager("gpt2")
+    together = search(network, prompts, Options(), end=END, limits=[0, 6])
+    assert together[1] == search(network, prompts[1:], Options(), end=END, limits=[6])[0]
+
+
+def test_when_every_token_is_ruled_out_the_answer_is_empty():
+    options = Options(no_repeat_ngram=1, min_tokens=100)
+    assert isinstance(says("gpt2", options, limit=100).tokens, tuple)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_takes_the_best_token_each_time(name: str):
     network, prompts, limits = eager(name), [[BEGIN], [BEGIN, 5], [BEGIN, 6, 7], [BEGIN]], [12, 9, 12, 70]
@@ -194,6 +214,13 @@ def test_a_coverage_penalty_ranks_by_what_was_attended_to():
     options = Options(beam=4, n_best=4, coverage_penalty=0.0)
     plain = search(network, [[BEGIN]], options, end=END, limits=[10], source=source)[0]
     covered = search(network, [[BEGIN]], replace(options, coverage_penalty=0.5), end=END, limits=[10], source=source)[0]
+    other = source_of(network, [1])
+    ids = torch.randint(3, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
+    both = network.encode(ids[:2], torch.arange(9) < torch.tensor(SOURCE_LENGTHS[:2])[:, None])
+    one = replace(options, coverage_penalty=0.5)
+    beside = search(network, [[BEGIN, 4, 5, 6], [BEGIN]], one, end=END, limits=[10, 10], source=both)[1]
+    alone = search(network, [[BEGIN]], one, end=END, limits=[10], source=other)[0]
+    assert [h.score for h in beside] == pytest.approx([h.score for h in alone], abs=1e-4)
     for hypothesis in covered:
         record = Record(lambda name: name.endswith("cross"))
         tokens = torch.tensor([[BEGIN, *hypothesis.tokens]])

@@ -204,6 +204,10 @@ def test_packed_documents_do_not_see_each_other(name: str):
     for n in lengths:
         assert gap(packed[:, start : start + n], network(row[:, start : start + n])) < TOLERANCE
         start += n
+    seen = torch.ones(2, 14, dtype=torch.bool)
+    seen[0, :5] = False
+    left = network(row, document=document, positions=positions, padding=seen)
+    assert gap(left[0, 5:], packed[0, 5:]) < TOLERANCE
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "recurrent" not in name])

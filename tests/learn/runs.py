@@ -40,10 +40,11 @@ log_every    = 1
 keep         = 3
 """
 
-# Runs the command line, and dies at the n-th time that a point of saving is reached.
+# Runs the command line, and dies at the n-th time that a point of saving is reached, or is told to end at step n.
 DRIVER = """
 import os, signal, sys
 from regard.learn.loop import Run
+from regard.learn.trainer import Trainer
 point, times = sys.argv[1], int(sys.argv[2])
 def reached(here):
     global times
@@ -52,6 +53,13 @@ def reached(here):
         if times == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 Run.reached = staticmethod(reached)
+if point == "terminate":
+    advance = Trainer.advance
+    def terminated(self):
+        if self.step == times:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return advance(self)
+    Trainer.advance = terminated
 from regard.cli import run
 sys.exit(run(sys.argv[3:]))
 """
@@ -93,7 +101,9 @@ def remains(folder: Path) -> dict[str, str]:
     for path in [*(folder / "checkpoints" / f"step-{max(steps)}").glob("*.safetensors"), folder / "model.safetensors"]:
         for name, tensor in load_file(path).items():
             found[f"{path.name}:{name}"] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found["lines"] = str(len(lines))
+    for line in lines:
         values = json.loads(line)
         for name in ("loss", "valid_loss", "valid_chrf"):
             if name in values:

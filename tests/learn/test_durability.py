@@ -98,6 +98,23 @@ def test_a_signal_saves_and_the_run_goes_on_from_there(unbroken, tmp_path: Path,
     assert remains(out) == expected
 
 
+@pytest.mark.parametrize("step", [1, 36, 38])
+def test_a_checkpoint_saved_by_a_signal_takes_no_part_in_the_average(unbroken, tmp_path: Path, step: int):
+    recipe, expected = unbroken
+    assert regard("train", recipe, "--out", tmp_path / "run", driver=("terminate", step))[0] == 143
+    assert regard("train", recipe, "--out", tmp_path / "run")[0] == 0
+    assert remains(tmp_path / "run") == expected
+
+
+def test_a_model_that_no_run_made_is_not_written_over(unbroken, tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"precious")
+    code, _, err = regard("train", unbroken[0], "--out", tmp_path / "run")
+    assert code == 2
+    assert "holds a model" in err
+    assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"precious"
+
+
 def test_a_second_process_on_the_same_folder_is_refused(unbroken, tmp_path: Path):
     recipe, out = unbroken[0], tmp_path / "run"
     first = start(["train", str(recipe), "--out", str(out), "--set", "train.steps=100000"])

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from regard.errors import InputError, RunFailed
+from regard.learn.loop import Run
+from regard.learn.progress import Quiet
 from regard.learn.settings import Training
 from regard.learn.trainer import Trainer
+from regard.learn.validate import Validation
 from regard.models import zoo
 from regard.models.model import Model
 from regard.parts.join import PreNorm
 from regard.parts.reversible import Reversible
-from regard.run import train
+from regard.recipe import read_recipe
+from regard.run import prepare, train
 from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Translation
 from regard.text.vocabulary import Character, train_tokenizers
@@ -114,12 +119,31 @@ def test_training_from_python_returns_a_model_that_speaks(tmp_path: Path):
 
 def test_a_run_ends_when_validations_stop_improving(tmp_path: Path):
     recipe = write_recipe(tmp_path)
-    settings = ["train.steps=5000", "train.valid_every=1", "train.patience=2", "train.rate=0.3", "train.average=1"]
+    settings = ["train.steps=5000", "train.valid_every=1", "train.patience=2", "train.rate=0.3", "train.average=2"]
     train(recipe, tmp_path / "run", settings=settings)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) < 200
     train(recipe, tmp_path / "run", settings=settings)
     assert (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() == lines
+
+
+def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path):
+    recipe = read_recipe(write_recipe(tmp_path))
+    run = Run(prepare(recipe, tmp_path, torch.device("cpu"), Quiet()), tmp_path, torch.device("cpu"), Quiet())
+    values = [run.value(Validation({"loss": loss})) for loss in (math.nan, math.inf, 5.0, 1.0)]
+    assert values == [-math.inf, -math.inf, -5.0, -1.0]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "transformer"])
+def test_a_model_is_not_given_a_text_of_another_shape(tmp_path: Path, name: str):
+    recipe = write_recipe(tmp_path)
+    settings = (
+        ["model.name=gpt2"]
+        if name == "gpt2"
+        else [f"text.train='{tmp_path}/train.a'", f"text.valid='{tmp_path}/valid.a'"]
+    )
+    with pytest.raises(InputError, match=rf'"{name}" does not learn'):
+        train(recipe, tmp_path / "run", settings=settings)
 
 
 def test_each_side_may_have_its_own_vocabulary(tmp_path: Path):

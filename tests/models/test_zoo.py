@@ -102,6 +102,7 @@ def copy_into(network: Network, other: nn.Transformer) -> None:
         ours.bias.copy_(them.bias)
 
 
+@pytest.mark.filterwarnings("ignore:.*nested.tensor")
 @pytest.mark.parametrize(("width", "heads", "inner", "depth"), [(24, 3, 20, 2), (12, 4, 50, 1), (16, 1, 16, 3)])
 def test_the_stacks_compute_what_torchs_own_transformer_does(width: int, heads: int, inner: int, depth: int):
     torch.manual_seed(1)

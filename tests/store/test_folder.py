@@ -130,6 +130,16 @@ def test_unknown_kinds_and_keys_are_refused(tmp_path: Path):
     assert "config.json" in damaged(tmp_path, edit_config(surprise=1))
 
 
+@pytest.mark.parametrize("content", ['{"num_beams": "x"}', '{"num_beams": 2.5}', '{"length_penalty": "a"}', "[]"])
+def test_a_broken_generation_config_is_refused(tmp_path: Path, content: str):
+    said = damaged(tmp_path, lambda folder: (folder / "generation_config.json").write_text(content))
+    assert "generation_config.json" in said
+
+
+def test_settings_that_make_no_model_are_refused(tmp_path: Path):
+    assert "config.json" in damaged(tmp_path, edit_config(width=0))
+
+
 def test_a_pickle_is_refused_by_name(tmp_path: Path):
     def swap(folder: Path) -> None:
         (folder / "model.safetensors").rename(folder / "pytorch_model.bin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import NoReturn
@@ -11,6 +12,8 @@ import typer
 from regard.cli import judge, learn, speak
 from regard.errors import RegardError
 from regard.version import __version__
+
+_OUT_OF_MEMORY = "out of memory. When training, raise train.accumulate; else give shorter texts or a smaller --beam."
 
 app = typer.Typer(
     name="regard",
@@ -44,6 +47,9 @@ def options(
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what we read is UTF-8, so is what we write, whatever the locale
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     arguments = sys.argv[1:]
     ends = arguments.index("--") if "--" in arguments else len(arguments)
     debug = "--debug" in arguments[:ends]
@@ -66,14 +72,16 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except MemoryError as error:
-        return _fail(error, "out of memory. Lower train.batch_tokens, or raise train.accumulate.", 1, debug)
+        return _fail(error, _OUT_OF_MEMORY, 1, debug)
+    except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError) as error:
+        return _fail(error, f"{error.strerror} ({error.filename}). Name a file that can be used.", 2, debug)
     except OSError as error:
-        return _fail(error, f"{error.strerror or error} ({error.filename or 'output'}). Free space?", 74, debug)
+        return _fail(error, f"{error.strerror or error} ({error.filename or 'output'}). Is the disk full?", 74, debug)
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
             return _fail(error, _usage(error, arguments), 2, debug)
         if "out of memory" in str(error) or "can't allocate" in str(error):
-            return _fail(error, "out of memory. Lower train.batch_tokens, or raise train.accumulate.", 1, debug)
+            return _fail(error, _OUT_OF_MEMORY, 1, debug)
         return _fail(error, f"internal error: {error!r}. Run again with --debug and report it.", 1, debug)
 
 

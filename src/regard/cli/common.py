@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Iterator
@@ -48,8 +49,15 @@ def input_lines() -> Iterator[list[str]]:
     stream: BinaryIO = sys.stdin.buffer
     number = 0
     while chunk := list(islice(stream, _CHUNK)):
+        chunk[0] = chunk[0] if number else chunk[0].removeprefix(codecs.BOM_UTF8)
         yield [decode_line(line.removesuffix(b"\n"), "standard input", number + i) for i, line in enumerate(chunk, 1)]
         number += len(chunk)
+
+
+def json_text(row: dict[str, object]) -> str:
+    """A row as a line of JSON; half a character pair, which no text can hold, stays escaped."""
+    text = json.dumps(row, ensure_ascii=False)
+    return text if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(row)
 
 
 def json_line(line: str) -> dict[str, Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from pathlib import Path
 
+from regard.describe import toml_value
 from regard.errors import InputError
 from regard.text.corpus import read_lines
 
@@ -19,7 +21,7 @@ heads   = 4
 dropout = {dropout}              # more for little text, less for much
 
 [text]
-train     = "{train}"
+train     = {train}
 {valid}
 tokenizer = {{ kind = "{tokenizer}"{size} }}   # character, byte, word, bpe, unigram, word_piece
 {problem}
@@ -51,8 +53,8 @@ def recipe_for(files: list[Path]) -> str:
         width=128 if small else 256,
         depth=2 if small else 3,
         dropout=0.2 if small else 0.1,
-        train=pattern,
-        valid=f'# valid   = "{pattern.replace("train", "valid")}"   # not learnt from: judges the model as it goes',
+        train=toml_value(pattern),
+        valid=f"# valid   = {toml_value(pattern.replace('train', 'valid'))}   # not learnt from: judges as it goes",
         tokenizer="bpe" if vocabulary else "character",
         size=f", size = {vocabulary}" if vocabulary else "",
         problem="" if pair else 'documents = "file"        # or "line", "paragraph": what is one text',
@@ -64,13 +66,15 @@ def recipe_for(files: list[Path]) -> str:
 
 def _pattern(files: list[str]) -> str:
     """data/train.de and data/train.en -> data/train.{de,en}."""
+    if any("{" in file for file in files):
+        raise InputError(f"{files[0]}: a name with braces means a pair of files in a recipe. Rename it.")
     if len(files) == 1:
         return files[0]
-    start = _common(*files)
+    start = re.sub(r"[^./_-]*$", "", _common(*files))
     rest = [file[len(start) :] for file in files]
     end = _common(*(part[::-1] for part in rest))[::-1]
     middles = [part[: len(part) - len(end)] for part in rest]
-    if not all(middles) or any(set(middle) & set("{},") for middle in (*middles, start, end)):
+    if not all(middles) or any("," in middle for middle in middles):
         raise InputError(
             f"{files[0]} and {files[1]} differ in more than an ending. Rename them like train.de, train.en."
         )

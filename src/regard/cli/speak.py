@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.common import Device, ModelFolder, Threads, input_lines, json_line, load_model, progress
+from regard.cli.common import Device, ModelFolder, Threads, input_lines, json_line, json_text, load_model, progress
 from regard.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,7 +57,7 @@ def translate(
         seed=seed,
     )
     if sys.stdin.isatty():
-        _converse(loaded, options)
+        _converse(loaded, options, prefix)
         return
     done = 0
     for lines in input_lines():
@@ -79,7 +78,7 @@ def _written(row: dict[str, object] | None, number: int, answers: list[Answer], 
         best = {"translation": answers[0].text, "score": answers[0].score}
         several = [{"translation": answer.text, "score": answer.score} for answer in answers]
         more = {"n_best": several} if n_best > 1 else {}
-        return json.dumps({**row, **best, **more}, ensure_ascii=False) + "\n"
+        return json_text({**row, **best, **more}) + "\n"
     if n_best > 1:
         return "".join(f"{number} ||| {_one_line(answer.text)} ||| {answer.score:.4f}\n" for answer in answers)
     return _one_line(answers[0].text) + "\n"
@@ -90,7 +89,7 @@ def _one_line(text: str) -> str:
     return text.replace("\n", " ")
 
 
-def _converse(model: LoadedModel, options: Options) -> None:
+def _converse(model: LoadedModel, options: Options, prefix: str | None) -> None:
     typer.echo("Type a line, get its translation; Ctrl-D ends.", err=True)
     while True:
         try:
@@ -99,7 +98,8 @@ def _converse(model: LoadedModel, options: Options) -> None:
             typer.echo("", err=True)
             return
         try:
-            typer.echo(model.translations([line], options)[0][0].text)
+            for answer in model.translations([line], options, prefixes=[prefix or ""])[0]:
+                typer.echo(answer.text)
         except InputError as error:
             typer.echo(f"regard: error: {error}", err=True)
 

@@ -43,7 +43,7 @@ class Options:
             ("min_tokens", self.min_tokens, 0, 1 << 31),
             ("max_tokens", 1 if self.max_tokens is None else self.max_tokens, 0, 1 << 31),
             ("coverage_penalty", self.coverage_penalty, 0, 100),
-            ("length_penalty", self.length_penalty, -100, 100),
+            ("length_penalty", self.length_penalty, -10, 10),
         ]
         for name, value, least, most in bounds:
             if not least <= value <= most:
@@ -101,10 +101,21 @@ def drawing(options: Options, numbers: Callable[[], Tensor]) -> Propose:
     return propose
 
 
-def random_numbers(seeds: Sequence[int], length: int) -> Tensor:
-    """-> R x length: a stream of numbers in [0, 1) for each row, from its own seed."""
-    streams = [torch.rand(length, generator=torch.Generator().manual_seed(seed % (1 << 63))) for seed in seeds]
-    return torch.stack(streams)
+class RandomNumbers:
+    """A stream of numbers in [0, 1) for each row, from its own seed; drawn in blocks as they are needed."""
+
+    block = 64
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.generators = [torch.Generator().manual_seed(seed % (1 << 63)) for seed in seeds]
+        self.drawn = torch.zeros(len(seeds), 0)
+
+    def at(self, step: int) -> Tensor:
+        """-> R: every row's number of this step."""
+        while step >= self.drawn.shape[1]:
+            more = [torch.rand(self.block, generator=generator) for generator in self.generators]
+            self.drawn = torch.cat([self.drawn, torch.stack(more)], dim=1)
+        return self.drawn[:, step]
 
 
 def constrain(logits: Tensor, history: Tensor, options: Options, *, made: int, end: int) -> Tensor:

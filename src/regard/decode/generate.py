@@ -61,7 +61,10 @@ def translate(
 ) -> list[list[Answer]]:
     """The best translations of each text, best first; each begins with its prefix, if there is one."""
     source, target = tokenizers
-    begun = target.encode_batch(prefixes or [""] * len(texts))
+    prefixes = [""] * len(texts) if prefixes is None else prefixes
+    if len(prefixes) != len(texts):
+        raise InputError(f"{len(texts):,} texts and {len(prefixes):,} prefixes: give one prefix a text.")
+    begun = target.encode_batch(prefixes)
     requests = []
     for place, (ids, prefix) in enumerate(zip(source.encode_batch(texts), begun)):
         read = (*ids, source.end)

@@ -18,6 +18,10 @@ class Hypothesis:
     ended: bool  # said its end token or a stop string, rather than running into the limit
 
 
+NOTHING = Hypothesis((), 0.0, 0.0, False)
+"""What is said when nothing may be."""
+
+
 @dataclass(frozen=True)
 class Pool:
     """Finished hypotheses as tensors: A sentences by k places (by L tokens); minus infinity marks an empty place."""
@@ -29,19 +33,21 @@ class Pool:
     tokens: Tensor
 
     @classmethod
-    def empty(cls, sentences: int, places: int, longest: int, device: torch.device) -> Pool:
+    def empty(cls, sentences: int, places: int, device: torch.device) -> Pool:
         """A pool without hypotheses."""
         low = torch.full((sentences, places), -torch.inf, device=device)
         none = torch.zeros(sentences, places, dtype=torch.long, device=device)
-        return cls(low, low, none, none.bool(), none[..., None].repeat(1, 1, longest))
+        return cls(low, low, none, none.bool(), none[..., None][..., :0])
 
     def merged(self, other: Pool) -> Pool:
         """The best of both, as many as before."""
         _, order = torch.cat([self.scores, other.scores], dim=1).topk(self.scores.shape[1], dim=1)
 
         def pick(mine: Tensor, theirs: Tensor) -> Tensor:
-            together = torch.cat([mine, theirs], dim=1)
-            return together.gather(1, order if mine.dim() == 2 else order[..., None].expand(-1, -1, mine.shape[2]))
+            if mine.dim() == 2:
+                return torch.cat([mine, theirs], dim=1).gather(1, order)
+            longer = torch.nn.functional.pad(mine, (0, theirs.shape[2] - mine.shape[2]))
+            return torch.cat([longer, theirs], dim=1).gather(1, order[..., None].expand(-1, -1, theirs.shape[2]))
 
         return Pool(*(pick(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 

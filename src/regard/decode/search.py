@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.decode.choose import Options, Propose, competing, constrain, drawing, greedy, random_numbers
-from regard.decode.pool import Hypothesis, Pool
+from regard.decode.choose import Options, Propose, RandomNumbers, competing, constrain, drawing, greedy
+from regard.decode.pool import NOTHING, Hypothesis, Pool
 from regard.models.model import Network
 from regard.parts.contract import Context, Memory, Record, Source, map_rows, select
 
@@ -67,19 +67,17 @@ class _Rows:
     ) -> None:
         self.network, self.options, self.end, self.stopped = network, options, end, stopped
         self.device = next(network.parameters()).device
-        self.answers = [[Hypothesis((), 0.0, 0.0, False)] for _ in prompts]
+        self.answers: list[list[Hypothesis]] = [[NOTHING] for _ in prompts]
         self.prompt = _padded(prompts, self.device)
         self.lengths = (self.prompt >= 0).sum(dim=1)
-        self.even = len({len(prompt) for prompt in prompts}) <= 1
-        self.furthest = self.prompt.shape[1]
         self.limit = torch.tensor(list(limits), device=self.device)
         self.alive = (self.limit > 0).nonzero().flatten()
-        self.longest, sentences = max(limits, default=0), len(self.alive)
+        sentences = len(self.alive)
         self.beam = options.beam if options.temperature == 0 else 1
         self.propose = self._proposer(seeds)
         self.made, self.width = 0, 1
-        self.pool = Pool.empty(sentences, self.beam, self.longest, self.device)
-        self.tokens = torch.zeros(sentences, 1, self.longest, dtype=torch.long, device=self.device)
+        self.pool = Pool.empty(sentences, self.beam, self.device)
+        self.tokens = torch.zeros(sentences, 1, 0, dtype=torch.long, device=self.device)
         self.sums = torch.zeros(sentences, 1, device=self.device)
         self.memory: Memory = None
         self._keep_prompts(source)
@@ -87,8 +85,8 @@ class _Rows:
     def _proposer(self, seeds: Sequence[int]) -> Propose:
         if self.options.temperature == 0:
             return greedy if self.beam == 1 else competing(self.beam)
-        numbers = random_numbers(seeds, self.longest).to(self.device)
-        return drawing(self.options, lambda: numbers[self.alive, self.made])
+        streams = RandomNumbers(seeds)
+        return drawing(self.options, lambda: streams.at(self.made)[self.alive.cpu()])
 
     def _keep_prompts(self, source: Source | None) -> None:
         """Begin with the prompts of the rows that have something to say."""
@@ -97,10 +95,15 @@ class _Rows:
                 part[self.alive] for part in (self.prompt, self.lengths, self.limit)
             )
             source = map_rows(lambda tensor: tensor[self.alive], source)
+        self.furthest = int(self.lengths.max()) if len(self.lengths) else 0
+        self.even = bool((self.lengths == self.furthest).all())
+        self.prompt = self.prompt[:, : self.furthest]
         self.last = self.prompt.clamp_min(0)
         self.context = Context(source=source, remember=True, padding=None if self.even else self.prompt >= 0)
         weighty = self.options.coverage_penalty > 0 and source is not None
-        self.coverage = torch.zeros(len(self.alive), 1, source.states.shape[1]) if weighty and source else None
+        self.coverage: Tensor | None = None
+        if weighty and source is not None:
+            self.coverage = torch.zeros(len(self.alive), 1, source.states.shape[1], device=self.device)
 
     def step(self) -> None:
         """Read the last tokens, propose what may follow, keep the best, and let finished sentences leave."""
@@ -114,8 +117,8 @@ class _Rows:
         following = self.read().log_softmax(dim=-1).unflatten(0, (len(self.alive), self.width))
         sums, parents, chosen = self.propose(following, self.sums)
         self.made += 1
-        tokens = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.longest))
-        tokens[:, :, self.made - 1] = chosen
+        said = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
+        tokens = torch.cat([said, chosen[..., None]], dim=2)
         ending = chosen == self.end
         finished = ending | self.at_stop(tokens, ending)
         over = (self.made >= self.limit)[:, None] & ~finished
@@ -130,8 +133,10 @@ class _Rows:
         logits = self.network.readout(states[torch.arange(len(states), device=self.device), at]).float()
         if record is not None and self.coverage is not None:
             weights = torch.stack([record.matrix(name).mean(dim=1) for name in record.rows]).mean(dim=0)
+            if self.context.padding is not None:
+                weights = weights * self.context.padding[..., None]
             self.coverage = self.coverage + weights.sum(dim=1).unflatten(0, (len(self.alive), self.width))
-        said = self.tokens[:, :, : self.made].flatten(0, 1)
+        said = self.tokens.flatten(0, 1)
         history = torch.cat([self.prompt.repeat_interleave(self.width, dim=0), said], dim=1)
         return constrain(logits, history, self.options, made=self.made, end=self.end)
 
@@ -139,7 +144,7 @@ class _Rows:
         """Which candidates hold a stop string."""
         if self.stopped is None:
             return torch.zeros_like(ending)
-        said = tokens[:, :, : self.made].flatten(0, 1).tolist()
+        said = tokens.flatten(0, 1).tolist()
         held = torch.tensor([self.stopped(row) for row in said], device=self.device)
         return held.view_as(ending) & ~ending
 
@@ -158,7 +163,7 @@ class _Rows:
         """Keep the best `beam` that go on; -> A k, the row within its sentence that each came from."""
         going = candidates.sums.masked_fill(candidates.finished, -torch.inf)
         self.sums, order = going.topk(self.beam, dim=1)
-        self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, self.longest))
+        self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, self.made))
         return candidates.parents.gather(1, order)
 
     def leave(self, parents: Tensor) -> None:
@@ -169,7 +174,7 @@ class _Rows:
             gone = torch.ones(len(self.alive), dtype=torch.bool, device=self.device).index_fill(0, stay, False)
             for place in gone.nonzero().flatten().tolist():
                 found = self.pool.hypotheses(place, self.options.n_best)
-                self.answers[int(self.alive[place])] = found
+                self.answers[int(self.alive[place])] = found or [NOTHING]
         rows = torch.arange(len(self.alive), device=self.device)[:, None] * self.width + parents
         if leaving or self.beam > 1:
             self.memory = select(self.memory, rows[stay].flatten(), stay if leaving else None)

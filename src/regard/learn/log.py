@@ -39,6 +39,8 @@ class Log:
 def _until(line: bytes, step: int) -> bool:
     """Whether a line is whole and not later than the step."""
     try:
-        return line.endswith(b"\n") and int(json.loads(line)["step"]) <= step
+        values = json.loads(line)
+        # What was judged after the last step is judged again.
+        return line.endswith(b"\n") and int(values["step"]) <= step and not values.get("last")
     except (ValueError, KeyError, TypeError):
         return False

@@ -64,6 +64,7 @@ class Run:
         self.seconds = 0.0  # spent learning, over all the run's lives
         self.finished = False
         self.saved: int | None = None
+        self.unkept: dict[str, Tensor] | None = None  # the best weights, while the disk is full
         found = newest_checkpoint(checkpoints(folder), lambda text: watcher.note(f"warning: {text}"))
         if found is not None:
             self.restore(found)
@@ -81,7 +82,7 @@ class Run:
     def go(self) -> None:
         """Learn until the last step, a signal, or until validations stop improving."""
         if self.finished:
-            self.watcher.note(f"{self.folder} is finished: {self.trainer.step:,} steps. Raise train.steps to go on.")
+            self.watcher.note(f"{self.folder} is finished at step {self.trainer.step:,}. {self.remedy}")
             return
         self.log = Log(self.folder, self.trainer.step)
         self.watcher.begin(self.trainer.step, self.job.settings.steps)
@@ -104,13 +105,22 @@ class Run:
             if trainer.step % settings.log_every == 0:
                 self.log.write(trainer.step, self.measured(step, pace))
             if self.job.valid is not None and trainer.step % settings.valid_every == 0:
-                self.validate(trainer.best_guess())
+                self.worse = 0 if self.validate(trainer.best_guess()) else self.worse + 1
                 pace = Pace()
             if trainer.step % settings.save_every == 0:
                 self.save()
                 pace = Pace()
             if signals.received is not None:
                 self.interrupted(signals.received)
+
+    @property
+    def remedy(self) -> str:
+        """How a finished run may go on."""
+        if self.stopping:
+            return "Raise train.patience to go on."
+        if self.job.settings.schedule.aims:
+            return "Its rate has come down to the end; to learn longer, choose another --out."
+        return "Raise train.steps to go on."
 
     def measured(self, step: Step, pace: Pace) -> dict[str, float]:
         """What is written down of a step."""
@@ -138,8 +148,8 @@ class Run:
             signal=number,
         )
 
-    def validate(self, weights: dict[str, Tensor]) -> None:
-        """Judge some weights, and keep them in model.safetensors if they are the best so far."""
+    def validate(self, weights: dict[str, Tensor], *, last: bool = False) -> bool:
+        """Judge some weights, and keep them in model.safetensors if they are the best so far; -> whether they are."""
         assert self.job.valid is not None
         settings, (corpus, samples) = self.job.settings, self.job.valid
         with self.trainer.judged(weights) as network:
@@ -150,17 +160,27 @@ class Run:
         better = self.best is None or self.value(found) > self.best["value"]
         if better:
             self.best = {"step": self.trainer.step, "value": self.value(found), "numbers": found.numbers}
-        self.worse = 0 if better else self.worse + 1
-        if better:
-            write_weights(self.folder, weights)
-        self.log.write(self.trainer.step, {f"valid_{name}": value for name, value in found.numbers.items()})
+            self.keep(weights)
+        numbers: dict[str, Any] = {f"valid_{name}": value for name, value in found.numbers.items()}
+        self.log.write(self.trainer.step, {**numbers, "last": True} if last else numbers)
         self.watcher.validated(self.trainer.step, found, better)
+        return better
+
+    def keep(self, weights: dict[str, Tensor]) -> None:
+        """Write model.safetensors; a full disk is no reason to stop, for the next checkpoint tries again."""
+        self.unkept = None
+        try:
+            write_weights(self.folder, weights)
+        except DiskTrouble as error:
+            self.unkept = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            self.watcher.note(f"warning: {error} Training goes on and tries again.")
 
     def value(self, validation: Validation) -> float:
         """What is to be made as large as possible."""
         name = self.job.settings.best if self.job.settings.best in validation.numbers else "loss"
         value = validation.numbers[name]
-        value = -math.inf if math.isnan(value) else value
+        if math.isnan(value):
+            return -math.inf
         return -value if name == "loss" else value
 
     def save(self, *, last: bool = False) -> None:
@@ -176,6 +196,9 @@ class Run:
             )
             if self.best is None:
                 write_weights(self.folder, trainer.best_guess())
+            elif self.unkept is not None:
+                write_weights(self.folder, self.unkept)
+                self.unkept = None
             self.saved = saved.step
             prune(
                 checkpoints(self.folder), keep=max(settings.keep, settings.average, 2), every=settings.save_every,
@@ -194,7 +217,7 @@ class Run:
             self.save(last=True)
             self.consider(self.averaged())
         elif self.job.valid is not None and self.trainer.step % settings.valid_every:
-            self.validate(self.trainer.best_guess())
+            self.validate(self.trainer.best_guess(), last=True)
         self.finished = True
         self.save(last=True)
         results = {"steps": self.trainer.step, "seconds": self.seconds, "best": self.best}
@@ -206,7 +229,7 @@ class Run:
             write_weights(self.folder, weights)
         else:
             self.watcher.note(f"the average of the last {self.job.settings.average} checkpoints:")
-            self.validate(weights)
+            self.validate(weights, last=True)
 
     def averaged(self) -> dict[str, Tensor]:
         """The mean of the last scheduled checkpoints' weights; one saved by a signal does not count."""

@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import nn
 
+from regard.errors import InputError
+
 
 @dataclass(frozen=True)
 class AdamW:
@@ -17,6 +19,10 @@ class AdamW:
     betas: tuple[float, float] = (0.9, 0.98)
     epsilon: float = 1e-9
     decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not all(0 <= beta < 1 for beta in self.betas) or self.epsilon <= 0 or self.decay < 0:
+            raise InputError(f"betas must lie in 0 to 1, epsilon above 0, decay at 0 or more; got {self}.")
 
     def build(self, module: nn.Module, rate: float) -> torch.optim.Optimizer:
         """The optimizer of a module's parameters."""

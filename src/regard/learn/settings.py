@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -40,13 +41,17 @@ class Training:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        counts = ("steps", "batch_tokens", "accumulate", "average", "save_every", "valid_every", "log_every", "keep")
+        counts = ("steps", "batch_tokens", "accumulate", "average", "save_every", "valid_every", "log_every", "keep",
+                  "valid_lines", "patience", "keep_every")  # fmt: skip
         for name in counts:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} must be 1 or more, got {getattr(self, name)} (train.{name}).")
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be 1 or more, got {value} (train.{name}).")
+        if self.samples < 0 or not 0 <= self.seed < 1 << 63:
+            raise InputError(f"samples and seed must be 0 or more, got {self.samples} and {self.seed} (train).")
         if not 0 <= self.smoothing < 1:
             raise InputError(f"smoothing must be 0 or more and below 1, got {self.smoothing} (train.smoothing).")
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"ema must lie between 0 and 1, got {self.ema} (train.ema).")
-        if self.rate <= 0 or self.clip <= 0:
-            raise InputError(f"rate and clip must be above 0, got {self.rate} and {self.clip} (train).")
+        if not 0 < self.rate < math.inf or self.clip <= 0:
+            raise InputError(f"rate and clip must be numbers above 0, got {self.rate} and {self.clip} (train).")

@@ -83,7 +83,7 @@ class Trainer:
         raise RunFailed(
             f"loss is {report.loss:.4g} at step {self.step + 1:,} (rate {report.rate:.2e}, gradient norm "
             f"{report.norm:.3g}), batch {self.samples.where(indices)}. "
-            f"Try train.rate = {self.settings.rate / 3:.1e} or look at these lines; the last checkpoint is intact."
+            f"Try train.rate = {self.settings.rate / 3:.1e} or look at these lines."
         )
 
     @torch.no_grad()

@@ -76,7 +76,9 @@ class Network(nn.Module):
         source_ids, source_padding, _ = realign(source_ids, source_padding)
         moved, padding, order = realign(ids, padding)
         assert moved is not None
-        positions = positions if order is None or positions is None else positions.gather(1, order)
+        if order is not None:
+            positions = None if positions is None else positions.gather(1, order)
+            document = None if document is None else document.gather(1, order)
         states = self.states(
             ids=moved, source_ids=source_ids, source_padding=source_padding, padding=padding, positions=positions,
             document=document,
@@ -100,6 +102,8 @@ class Network(nn.Module):
     ) -> Tensor:
         """BT -> BTD: the last layer's states, which the readout reads; padding on the right only."""
         context = Context(padding=padding, positions=positions, document=document, record=record, change=change)
+        if source_ids is not None and (self.encoder is None or self.decoder is None):
+            raise InputError("this model reads one text, not source_ids=... besides it")
         if self.decoder is None:
             return self.encode(ids, context=context).states
         if self.encoder is not None:

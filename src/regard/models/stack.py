@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
+from regard.errors import InputError
 from regard.parts.attention import CrossAttention, SelfAttention
 from regard.parts.contract import Context, Memory
 from regard.parts.feedforward import FeedForward
@@ -26,6 +27,10 @@ class Stack:
     join: Join
     dropout: float = 0.0
     bias: RelativeBias | None = None
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise InputError("a stack needs at least one layer. Use depth = 1 or more.")
 
     def build(self, width: int, source_width: int | None = None) -> StackLayers:
         """The module for a stream of this width over a source of that width."""

@@ -98,7 +98,7 @@ class Concatenated:
 
     def build(self, width: int) -> ConcatenatedLayer:
         """The module for a stream of this width."""
-        if self.width >= width:
+        if not 0 < self.width < width:
             raise InputError(f"a position of width {self.width} leaves no room in a stream of width {width}.")
         return ConcatenatedLayer(self.of.build(self.width), self.width)
 
@@ -149,6 +149,10 @@ class RelativeBias:
     buckets: int = 32
     furthest: int = 128
     place: ClassVar[Place] = "stack"
+
+    def __post_init__(self) -> None:
+        if self.buckets < 4 or self.furthest <= self.buckets // 2:
+            raise InputError(f"relative_bias needs buckets >= 4 and furthest > buckets / 2, got {self}.")
 
     def build(self, heads: int, causal: bool) -> RelativeBiasLayer:
         """The module for a stack whose layers have these heads."""

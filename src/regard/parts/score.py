@@ -76,6 +76,10 @@ class ReducedRank:
 
     rank: int = 16
 
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise InputError(f"rank must be 1 or more, got {self.rank}.")
+
     def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
         """The score over heads of these widths."""
         return ReducedRankScore(query_width, key_width, heads, self.rank)

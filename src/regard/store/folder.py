@@ -81,8 +81,7 @@ def read_folder(folder: Path, device: torch.device) -> Loaded:
     network = description.build(*vocabularies)
     fill(network, read_tensors(folder / WEIGHTS))
     tokenizers = _tokenizers(folder, vocabularies)
-    generation = folder / "generation_config.json"
-    return Loaded(network.to(device).eval(), tokenizers, config, read_json(generation) if generation.exists() else {})
+    return Loaded(network.to(device).eval(), tokenizers, config, _generation(folder / "generation_config.json"))
 
 
 def refuse_pickles(folder: Path) -> None:
@@ -117,7 +116,7 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
     try:
         with torch.device("meta"):
             expected = {name: tuple(p.shape) for name, p in description.build(*vocabularies).named_parameters()}
-    except (InputError, RuntimeError, OverflowError, TypeError) as error:
+    except (InputError, RuntimeError, ValueError, ArithmeticError, TypeError) as error:
         raise DamagedFile(f"{folder}/config.json cannot be used: {str(error).splitlines()[0]}") from error
     found = read_shapes(folder / WEIGHTS)
     for name, shape in expected.items():
@@ -128,6 +127,19 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
         raise DamagedFile(f"{folder}/{WEIGHTS} holds {unknown[0]}, which config.json knows nothing of.")
+
+
+def _generation(path: Path) -> dict[str, Any]:
+    """How the model speaks; what we read of it must be numbers."""
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    for name, kind in (("num_beams", int), ("length_penalty", float)):
+        try:
+            found[name] = from_plain(kind, found[name], where=str(path)) if name in found else None
+        except InputError as error:
+            raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tokenizer, Tokenizer | None]:
@@ -144,6 +156,8 @@ def _tokenizer(path: Path, vocabulary: int) -> Tokenizer:
         tokenizer = Tokenizer.from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{path} cannot be used: it is not UTF-8.") from error
+    except DamagedFile as error:
+        raise DamagedFile(f"{error} ({path})") from None
     if tokenizer.vocabulary > vocabulary:
         raise DamagedFile(
             f"{path} has {tokenizer.vocabulary:,} tokens, the model knows {vocabulary:,}: they do not belong together."
