@@ -21,7 +21,7 @@ from regard.learn.settings import Training
 from regard.learn.trainer import Step, Trainer
 from regard.learn.validate import Validation, validate
 from regard.models.model import Network
-from regard.store.checkpoint import Checkpoint, newest_checkpoint, prune, save_checkpoint
+from regard.store.checkpoint import Checkpoint, newest_checkpoint, prune, save_checkpoint, steps_found
 from regard.store.files import write_file
 from regard.store.folder import write_weights
 from regard.text.corpus import Corpus
@@ -232,12 +232,11 @@ class Run:
             self.validate(weights, last=True)
 
     def averaged(self) -> dict[str, Tensor]:
-        """The mean of the last scheduled checkpoints' weights; one saved by a signal does not count."""
-        settings, last = self.job.settings, self.trainer.step
-        kept = sorted({last, *range(settings.save_every, last + 1, settings.save_every)})[-settings.average :]
+        """The mean of the last checkpoints' weights; one that a signal saved in between is gone by now."""
+        folder = checkpoints(self.folder)
         name = "model" if self.trainer.averages is None else "averages"
-        folders = [checkpoints(self.folder) / f"step-{step}" for step in kept]
-        groups = [Checkpoint(path, 0).tensors(name) for path in folders if path.exists()]
+        steps = steps_found(folder)[-self.job.settings.average :]
+        groups = [Checkpoint(folder / f"step-{step}", step).tensors(name) for step in steps]
         return {key: torch.stack([group[key] for group in groups]).mean(dim=0) for key in groups[0]}
 
 
