@@ -20,7 +20,7 @@ app = typer.Typer(
     help="One small toolkit for the whole lineage of attention: train it, speak with it, see what it attends to.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command()(learn.train)
