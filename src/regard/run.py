@@ -49,7 +49,7 @@ def train(
 
 
 def prepare(recipe: Recipe, folder: Path, device: torch.device, watcher: Watcher) -> Job:
-    """Read the text, make or find the tokenizers, build the network, and write the folder's description."""
+    """Read the text, train the tokenizers, build the network, and write the folder's description."""
     corpus = recipe.text.read("train")
     assert corpus is not None
     valid = recipe.text.read("valid")
