@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 DEMO   ?= runs/demo
 
-.PHONY: demo test check storm clean
+.PHONY: demo test check storm bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -31,14 +31,23 @@ test: .venv/developing  ## all tests
 	$(BIN)/pytest -n auto
 
 check: .venv/developing  ## format, lint, types, layers, fast tests
-	$(BIN)/ruff format --check src tests
-	$(BIN)/ruff check src tests
+	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto -m "not slow"
 
-storm: .venv/developing  ## 20 runs killed at random moments must end as the unbroken one
+storm: .venv/developing  ## runs killed at random, killed at every point of saving, and on full disks lose nothing
 	$(BIN)/python tests/storm.py --runs 20 --kills 5
+	$(BIN)/python tests/disk.py
+
+.venv/benching: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@
+
+bench: .venv/benching  ## our speed beside a peer's, in turns; make bench DATA=folder/of/multi30k, else on dates
+	$(BIN)/python -m bench train $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m bench decode $(if $(DATA),--data $(DATA))
 
 clean:
 	rm -rf .venv build dist src/*.egg-info

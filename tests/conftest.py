@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import hypothesis
 import torch
 
 torch.set_num_threads(1)
+os.environ.setdefault("REGARD_CACHE", tempfile.mkdtemp(prefix="regard-cache-"))
 hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")

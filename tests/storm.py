@@ -1,18 +1,25 @@
-"""The storm: runs killed with SIGKILL at random moments and started again must end as the unbroken run did."""
+"""The storm: runs killed with SIGKILL, at random moments and at every point of saving, end as the unbroken run did."""
 
 from __future__ import annotations
 
 import argparse
 import platform
 import random
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from tests.learn.runs import remains, start, write_recipe
+from regard.store.checkpoint import newest_checkpoint
+from tests.learn.runs import kill_at, regard, remains, start, write_recipe
+
+FILES = ["model.safetensors", "optimizer.safetensors", "averages.safetensors", "state.json", "manifest.json"]
+POINTS = [
+    "before folder", *(f"{word} {name}" for name in FILES for word in ("inside", "after")), "before rename",
+    "between renames", "after rename", "inside prune", "inside .model.safetensors", "after .model.safetensors",
+]  # fmt: skip
 
 
 def unbroken(folder: Path, arguments: list[str]) -> tuple[float, float]:
@@ -40,9 +47,7 @@ def storm(folder: Path, runs: int, kills: int, seed: int) -> tuple[int, int]:
             process = start([*arguments, "--out", str(out)])
             # Anywhere from the very start to a little way on, so that a run lives through all its kills.
             moment = chance.uniform(0, first + (whole - first) / kills)
-            try:
-                process.wait(timeout=moment if killed < kills else None)
-            except subprocess.TimeoutExpired:
+            if not process.wait(moment if killed < kills else None):
                 process.kill()
                 killed += 1
             _, said = process.communicate()
@@ -55,13 +60,37 @@ def storm(folder: Path, runs: int, kills: int, seed: int) -> tuple[int, int]:
     return same, total
 
 
+def at_every_point(folder: Path, times: int) -> tuple[int, int]:
+    """Kill runs at the n-th save, at each of its points; -> how many ended as the unbroken one, and of how many."""
+    recipe, same = write_recipe(folder), 0
+    unbroken(folder / "unbroken", ["train", str(recipe)])
+    expected = remains(folder / "unbroken")
+    cases = [(point, turn) for point in POINTS for turn in range(1, times + 1)]
+    for point, turn in cases:
+        out = folder / f"{point} {turn}"
+        # Only the last checkpoint of a run is written twice.
+        driver = partial(kill_at, point, 1 if point == "between renames" else turn)
+        code, _, _ = regard("train", recipe, "--out", out, driver=driver)
+        found = newest_checkpoint(out / "checkpoints", print)
+        whole = found is not None or turn == 1
+        identical = regard("train", recipe, "--out", out)[0] == 0 and remains(out) == expected
+        good = code == -9 and whole and identical
+        same += good
+        print(f"killed {point}, time {turn}: {'identical' if good else 'DIFFERENT'}", flush=True)
+    return same, len(cases)
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--points", type=int, default=3, help="how often to kill at each point of saving")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         same, total = storm(Path(place), given.runs, given.kills, given.seed)
     print(f"{same} of {given.runs} identical after {total} kills (seed {given.seed}, {platform.machine()})")
-    sys.exit(same != given.runs)
+    with tempfile.TemporaryDirectory() as place:
+        good, cases = at_every_point(Path(place), given.points)
+    print(f"{good} of {cases} identical after a kill at a point of saving ({platform.machine()})")
+    sys.exit((same, good) != (given.runs, cases))

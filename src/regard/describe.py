@@ -124,7 +124,8 @@ def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
             return from_plain(option, value, where=where)
         except InputError as error:
             failures.append(error)
-    raise failures[0]
+    # Of several ways to read a list, the last is the one for lists.
+    raise failures[-1] if isinstance(value, (list, tuple)) else failures[0]
 
 
 def _from_literal(allowed: tuple[Any, ...], value: Any, where: str) -> Any:

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,34 +18,69 @@ from regard.learn.settings import Training
 from regard.models import zoo
 from regard.models.model import Model
 from regard.recipes import builtin_recipes
-from regard.text.corpus import Corpus, Documents, embedded_corpus, read_corpus, read_text
+from regard.text.cache import Cache
+from regard.text.corpus import Corpus, embedded_corpus, join_corpora, read_corpus
+from regard.text.files import Documents, Reading, read_text
 from regard.text.problem import NextToken, Translation
 from regard.text.split import Split
 from regard.text.vocabulary import BPE, TokenizerKind
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """One of several corpora; each of its texts comes `weight` times an epoch."""
+
+    path: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight <= 1000:
+            raise InputError(f"weight must lie between 0 and 1000, got {self.weight}.")
+
+
+@dataclass(frozen=True)
 class Text:
     """The [text] table: files, or an embedded corpus; how it is cut into tokens; what is to be learnt of it."""
 
-    train: str | None = None
-    valid: str | None = None
-    test: str | None = None
+    train: str | tuple[str | Weighted, ...] | None = None
+    valid: str | tuple[str | Weighted, ...] | None = None
+    test: str | tuple[str | Weighted, ...] | None = None
+    folder: str | None = None  # where the files above are, if not here
     corpus: str | None = None
     documents: Documents = "file"
+    fields: tuple[str, ...] | None = None
+    bad_utf8: Literal["refuse", "skip"] = "refuse"
+    control: Literal["refuse", "strip"] = "refuse"
+    alignment: Literal["checked", "unchecked"] = "checked"  # whether shifted pairs are looked for
     tokenizer: TokenizerKind = field(default_factory=BPE)
+    bpe_dropout: float = 0.0
     problem: Translation | NextToken | None = None
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.corpus is None):
             raise InputError('a text needs either train = "files" or corpus = "dates" (text).')
+        if not 0 <= self.bpe_dropout < 1:
+            raise InputError(f"bpe_dropout must be 0 or more and below 1, got {self.bpe_dropout} (text.bpe_dropout).")
 
-    def read(self, split: Split) -> Corpus | None:
+    def read(self, split: Split, cache: Cache = Cache()) -> Corpus | None:  # noqa: B008 (frozen)
         """The text of a split ("train", "valid" or "test"); None when the recipe names none."""
         if self.corpus is not None:
             return embedded_corpus(self.corpus, split)
-        pattern = getattr(self, split)
-        return None if pattern is None else read_corpus(pattern, documents=self.documents)
+        named = getattr(self, split)
+        if named is None:
+            return None
+        reading = Reading(self.documents, self.bad_utf8, self.control, self.fields)
+        members = [
+            Weighted(one) if isinstance(one, str) else one for one in ([named] if isinstance(named, str) else named)
+        ]
+        if not members:
+            raise InputError(f"text.{split} names no file (text.{split}). Name one.")
+        found = [(read_corpus(self.place(one.path), reading, cache), one.weight) for one in members]
+        return found[0][0] if len(found) == 1 else join_corpora(found)
+
+    def place(self, name: str) -> str:
+        """Where a file is."""
+        return name if self.folder is None or name == "-" else str(Path(self.folder) / name)
 
 
 @dataclass(frozen=True)

@@ -4,30 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from regard import catalogue
 from regard.api import LoadedModel, load
 from regard.decode.generate import require_room
 from regard.describe import to_plain, to_toml
-from regard.errors import CannotResume, InputError
+from regard.errors import InputError
 from regard.learn.guard import only_one
 from regard.learn.loop import Job, Run, checkpoints
+from regard.learn.parallel import World, joined
+from regard.learn.probe import fitting
 from regard.learn.progress import Quiet, Watcher
 from regard.learn.settings import FREE
 from regard.models.device import choose_device
 from regard.models.model import Network
 from regard.recipe import Recipe, read_recipe
-from regard.store.checkpoint import newest_checkpoint
+from regard.show.data import data_page
+from regard.store.checkpoint import Checkpoint, newest_step
 from regard.store.files import write_file
-from regard.store.folder import write_description
+from regard.store.folder import read_tokenizers, write_description
+from regard.text.cache import Cache, default_cache
 from regard.text.corpus import Corpus
-from regard.text.problem import default_problem
+from regard.text.problem import NextToken, Samples, Translation, default_problem
+from regard.text.report import DataReport, report_on
 from regard.text.tokenizer import Tokenizer
 from regard.text.vocabulary import train_tokenizers
 from regard.version import __version__
+
+_LISTED = 100_000
 
 
 def train(
@@ -37,53 +48,132 @@ def train(
     settings: Sequence[str] = (),
     device: str = "auto",
     watcher: Watcher | None = None,
+    new_data: bool = False,
 ) -> LoadedModel:
-    """Train what a recipe describes, or go on with what the folder holds; -> the model."""
+    """Train what a recipe describes, or go on with what the folder holds, `new_data`: with other text; -> the model."""
     parsed = read_recipe(recipe, settings)
     folder = Path(out) if out is not None else Path("runs") / parsed.name
-    watcher = watcher or Quiet()
-    with only_one(folder):
-        chosen = choose_device(device)
-        Run(prepare(parsed, folder, chosen, watcher), folder, chosen, watcher).go()
+    with joined(choose_device(device), parsed.train.timeout) as world:
+        watching = watcher if watcher is not None and world.first else Quiet()
+        with only_one(folder) if world.first else nullcontext():
+            require_own(folder)
+            step = int(world.lead(lambda: newest_step(checkpoints(folder), watching.note)))
+            found = None if step < 0 else Checkpoint(checkpoints(folder) / f"step-{step}", step)
+            job = world.in_turn(lambda: prepare(parsed, folder, world, watching, found, new_data=new_data))
+            Run(job, folder, world.device, watching, world).go()
     return load(folder, device=device)
 
 
-def prepare(recipe: Recipe, folder: Path, device: torch.device, watcher: Watcher) -> Job:
-    """Read the text, train the tokenizers, build the network, and write the folder's description."""
-    corpus = recipe.text.read("train")
+@dataclass(frozen=True, eq=False)
+class Material:
+    """The text of a recipe, read, and how it is cut into tokens."""
+
+    recipe: Recipe
+    corpus: Corpus
+    valid: Corpus | None
+    problem: Translation | NextToken
+    tokenizers: tuple[Tokenizer, Tokenizer | None]
+    cache: Cache
+
+    @cached_property
+    def samples(self) -> Samples:
+        """What is learnt from."""
+        dropout = self.recipe.text.bpe_dropout
+        return self.problem.samples(self.corpus, self.tokenizers, self.cache, dropout=dropout)
+
+    def network(self) -> Network:
+        """The model before it has learnt anything, the same each time."""
+        recipe, (first, second) = self.recipe, self.tokenizers
+        torch.manual_seed(recipe.train.seed)
+        network = recipe.model.build(first.vocabulary) if second is None else recipe.model.build(
+            second.vocabulary, first.vocabulary
+        )  # fmt: skip
+        require_shape(network, self.corpus, recipe)
+        require_room(network, int(self.samples.lengths.max()), "a row of the text (text.problem)")
+        return network
+
+
+def read_material(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer | None] | None = None) -> Material:
+    """Read the text, and train the tokenizers, unless there are some."""
+    cache = default_cache()
+    corpus = recipe.text.read("train", cache)
     assert corpus is not None
-    valid = recipe.text.read("valid")
+    valid = recipe.text.read("valid", cache)
     problem = recipe.text.problem or default_problem(corpus)
-    require_own(folder)
-    found = newest_checkpoint(checkpoints(folder), lambda text: None)
-    tokenizers = train_tokenizers(recipe.text.tokenizer, corpus)
-    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_plain(problem), device)
-    if found is not None:
-        compare(found.state()["fingerprint"], fingerprint, folder, watcher)
-    samples = problem.samples(corpus, tokenizers)
-    for reason, count in samples.dropped.items():
-        watcher.note(f"{corpus.names[0]}: {count:,} of {len(corpus):,} left out, {reason}")
-    torch.manual_seed(recipe.train.seed)
-    first, second = tokenizers
-    network = recipe.model.build(first.vocabulary) if second is None else recipe.model.build(
-        second.vocabulary, first.vocabulary
-    )  # fmt: skip
-    require_shape(network, corpus, recipe)
-    require_room(network, int(samples.lengths.max()), "a row of the text (text.problem)")
-    write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
-    write_description(
-        folder, network, tokenizers, task="translate" if network.encoder else "generate",
-        generation=generation_config(recipe, second or first),
-    )  # fmt: skip
+    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, corpus, cache)
+    return Material(recipe, corpus, valid, problem, tokenizers, cache)
+
+
+def prepare(
+    recipe: Recipe,
+    folder: Path,
+    world: World,
+    watcher: Watcher,
+    found: Checkpoint | None = None,
+    *,
+    new_data: bool = False,
+) -> Job:
+    """Read the text, train the tokenizers, build the network, and write the folder's description."""
+    material = read_material(recipe, read_tokenizers(folder) if new_data and found is not None else None)
+    then = None if found is None else found.state()["fingerprint"]
+    if recipe.train.batch_tokens == "fit":
+        if then is not None:
+            recipe = with_batch(recipe, then["train"]["batch_tokens"])
+        elif world.first:
+            recipe = with_batch(recipe, fitted(material, world.device, watcher))
+        else:
+            recipe = with_batch(recipe, read_recipe(folder / "recipe.toml").train.budget)
+    corpus, valid, tokenizers, problem = material.corpus, material.valid, material.tokenizers, material.problem
+    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_plain(problem), world)
+    changed = () if then is None else compare(then, fingerprint, folder, material, watcher, new_data=new_data)
+    samples = material.samples
+    report = report_on(corpus, samples, valid, material.cache, aligned=recipe.text.alignment == "checked")
+    network = material.network()
+    if world.first:
+        write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
+        write_report(folder, report, samples, valid, watcher)
+        write_description(
+            folder, network, tokenizers, task="translate" if network.encoder else "generate",
+            generation=generation_config(recipe, tokenizers[1] or tokenizers[0]),
+        )  # fmt: skip
     return Job(
         network,
         tokenizers,
         samples,
-        None if valid is None else (valid, problem.samples(valid, tokenizers)),
+        None if valid is None else (valid, problem.samples(valid, tokenizers, material.cache)),
         recipe.train,
         fingerprint,
         card=lambda results: model_card(recipe, network, results),
+        start=found,
+        changed=changed,
     )
+
+
+def fitted(material: Material, device: torch.device, watcher: Watcher) -> int:
+    """As many tokens a step as memory holds."""
+    tokens, fits = fitting(material.network, material.samples, material.recipe.train, device)
+    said = f"batch_tokens = {tokens:,} fits (train.batch_tokens)."
+    watcher.note(said if fits else catalogue.LITTLE_MEMORY(tokens=tokens))
+    return tokens
+
+
+def with_batch(recipe: Recipe, tokens: int) -> Recipe:
+    """A recipe with so many tokens a step."""
+    table = {**recipe.plain["train"], "batch_tokens": tokens}
+    return replace(recipe, plain={**recipe.plain, "train": table}, train=replace(recipe.train, batch_tokens=tokens))
+
+
+def write_report(folder: Path, report: DataReport, samples: Samples, valid: Corpus | None, watcher: Watcher) -> None:
+    """What the text is like: data.txt, data.html, left-out.tsv, and what a person should know of it."""
+    listed = folder / "left-out.tsv"
+    warnings = report.warnings(valid="valid" if valid is None else valid.names[0], listed=str(listed))
+    left = samples.left_out
+    rows = zip(left.index[:_LISTED].tolist(), left.reason[:_LISTED].tolist())
+    write_file(listed, "".join(f"{index + 1}\t{left.reasons[reason]}\n" for index, reason in rows).encode())
+    write_file(folder / "data.txt", "\n".join([report.text(), *warnings]).encode())
+    write_file(folder / "data.html", data_page(report, warnings).encode())
+    for text in warnings:
+        watcher.note(text)
 
 
 def require_own(folder: Path) -> None:
@@ -119,7 +209,7 @@ def fingerprint_of(
     valid: Corpus | None,
     tokenizers: tuple[Tokenizer, Tokenizer | None],
     problem: dict[str, Any],
-    device: torch.device,
+    world: World,
 ) -> dict[str, Any]:
     """What must be the same for a run to go on bit by bit; `machine` only makes it close."""
     settings = {key: value for key, value in to_plain(recipe.train).items() if key not in FREE}
@@ -132,29 +222,51 @@ def fingerprint_of(
             "train": corpus.digest,
             "valid": None if valid is None else valid.digest,
             "tokenizer": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
+            "bpe_dropout": recipe.text.bpe_dropout,
             "problem": problem,
         },
-        "machine": {"torch": torch.__version__, "threads": torch.get_num_threads(), "device": device.type},
+        "machine": {
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "device": world.device.type,
+            "processes": world.size,
+        },
     }
 
 
-def compare(then: dict[str, Any], now: dict[str, Any], folder: Path, watcher: Watcher) -> None:
-    """Refuse to go on with something else than what the checkpoint was made with."""
+def compare(
+    then: dict[str, Any],
+    now: dict[str, Any],
+    folder: Path,
+    material: Material,
+    watcher: Watcher,
+    *,
+    new_data: bool,
+) -> tuple[str, ...]:
+    """Refuse to go on with something else than what the checkpoint was made with; -> which texts are new, by wish."""
+    corpora = {"train": material.corpus, "valid": material.valid}
+    changed = tuple(name for name in corpora if then["text"].get(name) != now["text"][name])
+    for name in () if new_data else changed:
+        corpus = corpora[name]
+        what = f"text.{name}" if corpus is None else ", ".join(corpus.names)
+        raise catalogue.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
+    then = {**then, "text": {**then["text"], **{name: now["text"][name] for name in corpora}}}
     for key in ("text", "model", "train"):
         place = difference(then.get(key), now[key], key)
         if place is not None:
             path, old, new = place
-            raise CannotResume(
-                f"cannot resume: {path} was {_brief(old)} when {folder} was last saved, now it is {_brief(new)}. "
-                "Put it back, or choose another --out."
-            )
+            raise catalogue.CHANGED_SETTING(key=path, old=_brief(old), folder=folder, new=_brief(new))
     if then.get("machine") != now["machine"]:
-        old, new = then.get("machine", {}), now["machine"]
-        watcher.note(
-            f"note: checkpoint made with torch {old.get('torch')}, {old.get('threads')} threads, "
-            f"{old.get('device')}; now {new['torch']}, {new['threads']}, {new['device']}. "
-            "Results will be close but not bit-identical."
-        )
+        old, new = (_machine(where.get("machine", {})) for where in (then, now))
+        watcher.note(catalogue.OTHER_MACHINE(old=old, new=new))
+    return changed
+
+
+def _machine(facts: Mapping[str, Any]) -> str:
+    """Torch 2.13, 2 threads, cpu."""
+    return f"torch {facts.get('torch')}, {facts.get('threads')} threads, {facts.get('device')}" + (
+        f", {facts['processes']} processes" if facts.get("processes", 1) != 1 else ""
+    )
 
 
 def difference(old: Any, new: Any, path: str) -> tuple[str, Any, Any] | None:

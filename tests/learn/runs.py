@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import load_file
 
@@ -40,31 +44,24 @@ log_every    = 1
 keep         = 3
 """
 
-# Runs the command line, and dies at the n-th time that a point of saving is reached, or is told to end at step n.
-DRIVER = """
-import os, signal, sys
-from regard.learn.loop import Run
-from regard.learn.trainer import Trainer
-point, times = sys.argv[1], int(sys.argv[2])
-def reached(here):
-    global times
-    if here == point:
-        times -= 1
-        if times == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-Run.reached = staticmethod(reached)
-if point == "terminate":
-    advance = Trainer.advance
-    def terminated(self):
-        if self.step == times:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return advance(self)
-    Trainer.advance = terminated
-from regard.cli import run
-sys.exit(run(sys.argv[3:]))
-"""
-
+# Processes are forked from one that has imported everything, so that starting one takes no time.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+os.environ |= ENVIRONMENT
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    [
+        "__main__",
+        "regard.cli",
+        "regard.run",
+        "regard.recipes",
+        "sacrebleu",
+        "tensorboard.compat.proto.event_pb2",
+        "tensorboard.summary.writer.record_writer",
+        "torch._dynamo",
+    ]
+)
+
+Driver = Callable[[], None]  # what is changed inside the process before it starts
 
 
 def write_recipe(folder: Path, lines: int = 120) -> Path:
@@ -78,20 +75,139 @@ def write_recipe(folder: Path, lines: int = 120) -> Path:
     return path
 
 
-def start(arguments: list[str], driver: tuple[str, int] | None = None) -> subprocess.Popen[str]:
+class Life:
+    """The command line in a process of its own, much like `subprocess.Popen`."""
+
+    def __init__(self, arguments: list[str], driver: Driver | None = None) -> None:
+        # Pipes, so that a limit on the size of files does not touch what is said.
+        pipes = [PROCESSES.Pipe(duplex=False) for _ in range(2)]
+        self.readers = [reader for reader, _ in pipes]
+        self.process = PROCESSES.Process(target=live, args=([writer for _, writer in pipes], arguments, driver))
+        self.process.start()
+        for _, writer in pipes:
+            writer.close()
+        self.pid = self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        return self.process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether it ended within so many seconds."""
+        self.process.join(timeout)
+        return self.process.exitcode is not None
+
+    def communicate(self, timeout: float = 300) -> tuple[str, str]:
+        """Wait for its end; -> what it said."""
+        if not self.wait(timeout):
+            self.kill()
+            raise TimeoutError(f"still running after {timeout} seconds")
+        out, err = (os.read(reader.fileno(), 1 << 20).decode() for reader in self.readers)
+        return out, err
+
+
+def live(writers: list[Connection], arguments: list[str], driver: Driver | None) -> None:
+    """What a process does: the command line, its output in two pipes."""
+    for number, writer in enumerate(writers, start=1):
+        os.dup2(writer.fileno(), number)
+        writer.close()
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+    if driver is not None:
+        driver()
+    from regard.cli import main
+
+    sys.argv = ["regard", *arguments]
+    main()
+
+
+def kill_at(point: str, times: int) -> None:
+    """Die when a point of saving is reached for the n-th time."""
+    left = times
+
+    def reached(here: str) -> None:
+        nonlocal left
+        left -= here == point
+        if here == point and left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    from regard.learn.loop import Run
+
+    Run.reached = staticmethod(reached)
+
+
+def at_steps(acts: dict[int, Callable[[Any], None]], *, after: bool = False) -> None:
+    """Do something with the trainer before it takes the step after the n-th, or right after it took the n-th."""
+    from regard.learn.trainer import Trainer
+
+    advance = Trainer.advance
+
+    def advanced(self: Any) -> Any:
+        before = self.step
+        if not after and before in acts:
+            acts[before](self)
+        report = advance(self)
+        if after and self.step in acts:
+            acts[self.step](self)
+        return report
+
+    Trainer.advance = advanced
+
+
+def terminate_at(step: int) -> None:
+    """Be told to end during the step after the n-th."""
+    at_steps({step: lambda trainer: os.kill(os.getpid(), signal.SIGTERM)})
+
+
+def interrupt_twice(step: int) -> None:
+    """Ctrl-C during the step after the n-th, and again while that step is being saved."""
+    from regard.learn.loop import Run
+
+    def reached(here: str) -> None:
+        if here == "inside optimizer.safetensors":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def interrupt(_: Any) -> None:
+        Run.reached = staticmethod(reached)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    at_steps({step: interrupt})
+
+
+def poison(step: int, value: float, *, after: bool) -> None:
+    """Spoil a weight before the step after the n-th, or right after the n-th."""
+
+    def spoil(trainer: Any) -> None:
+        next(trainer.network.parameters()).data.view(-1)[0] = value
+
+    at_steps({step: spoil}, after=after)
+
+
+def other_torch() -> None:
+    """Be another version of torch."""
+    import torch
+
+    torch.__version__ = "2.99.0"
+
+
+def start(arguments: list[str], driver: Driver | None = None) -> Life:
     """The command line in a process of its own."""
-    program = ["-m", "regard"] if driver is None else ["-c", DRIVER, driver[0], str(driver[1])]
-    return subprocess.Popen(
-        [sys.executable, *program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        stdin=subprocess.DEVNULL, env=ENVIRONMENT,
-    )  # fmt: skip
+    return Life(arguments, driver)
 
 
-def regard(*arguments: str, driver: tuple[str, int] | None = None) -> tuple[int, str, str]:
+def regard(*arguments: str | Path, driver: Driver | None = None) -> tuple[int, str, str]:
     """Run the command line to its end: exit code, standard output, standard error."""
-    process = start([str(argument) for argument in arguments], driver)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
+    life = start([str(argument) for argument in arguments], driver)
+    out, err = life.communicate()
+    return life.returncode, out, err
 
 
 def remains(folder: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ import torch
 
 from regard.errors import InputError, RunFailed
 from regard.learn.loop import Run
+from regard.learn.parallel import World
 from regard.learn.progress import Quiet
 from regard.learn.settings import Training
 from regard.learn.trainer import Trainer
@@ -129,7 +130,7 @@ def test_a_run_ends_when_validations_stop_improving(tmp_path: Path):
 
 def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path):
     recipe = read_recipe(write_recipe(tmp_path))
-    run = Run(prepare(recipe, tmp_path, torch.device("cpu"), Quiet()), tmp_path, torch.device("cpu"), Quiet())
+    run = Run(prepare(recipe, tmp_path, World(torch.device("cpu")), Quiet()), tmp_path, torch.device("cpu"), Quiet())
     values = [run.value(Validation({"loss": loss})) for loss in (math.nan, math.inf, 5.0, 1.0)]
     assert values == [-math.inf, -math.inf, -5.0, -1.0]
 

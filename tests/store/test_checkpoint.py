@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from regard.errors import CannotResume
-from regard.store.checkpoint import newest_checkpoint, prune, save_checkpoint, steps_found, verify
+from regard.errors import CannotResume, RunFailed
+from regard.store.checkpoint import FORMAT, newest_checkpoint, prune, save_checkpoint, steps_found, verify
 
 
 def save(folder: Path, step: int) -> Path:
@@ -33,29 +33,81 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path):
     assert verify(tmp_path / "step-5") is None
 
 
-def test_every_flipped_or_missing_byte_is_noticed(tmp_path: Path):
+def test_every_flipped_or_missing_byte_is_noticed_and_passed_over(tmp_path: Path):
+    save(tmp_path, 3)
     path, chance = save(tmp_path, 5), random.Random(1)
     files = sorted(path.iterdir())
-    for number in range(200):
+    assert len(files) == 4
+    for number in range(400):
         file = files[number % len(files)]
         whole = file.read_bytes()
-        spoilt = bytearray(whole)
-        if number % 2:
-            spoilt[chance.randrange(len(spoilt))] ^= 1 << chance.randrange(8)
-        else:
-            del spoilt[chance.randrange(len(spoilt)) :]
-        file.write_bytes(spoilt)
-        fault = verify(path)
-        # White space and digits that JSON does not mind apart, nothing passes.
-        assert fault is not None or file.name == "manifest.json", (file, number)
+        file.write_bytes(spoilt(whole, chance, cut=number // len(files) % 2 == 0))
+        said: list[str] = []
+        found = newest_checkpoint(tmp_path, said.append)
+        assert found is not None
+        assert found.step == 3, (file, number)
+        assert len(said) == 1
+        assert said[0].startswith("warning: step-5/")
+        assert "resuming from step-3 instead" in said[0]
         file.write_bytes(whole)
     assert verify(path) is None
+
+
+def spoilt(whole: bytes, chance: random.Random, *, cut: bool) -> bytes:
+    """A copy that is cut off somewhere, or has one bit flipped."""
+    place = chance.randrange(len(whole))
+    return (
+        whole[:place] if cut else whole[:place] + bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :]
+    )
+
+
+def test_a_manifest_counts_to_the_last_byte(tmp_path: Path):
+    path = save(tmp_path, 5) / "manifest.json"
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole.replace(b"\n", b"\t", 1), whole + b" "):
+        path.write_bytes(content)
+        assert verify(path.parent) == "manifest.json is not as it was written"
+
+
+def test_an_older_format_is_called_by_its_name(tmp_path: Path):
+    path = save(tmp_path, 5) / "manifest.json"
+    path.write_text(path.read_text().replace(f'"format": {FORMAT}', '"format": 0'))
+    assert verify(path.parent) == f"manifest.json has format 0, this version reads {FORMAT}"
+
+
+def test_a_checkpoint_is_never_gone_while_it_is_being_replaced(tmp_path: Path):
+    save(tmp_path, 5)
+
+    def stop(point: str) -> None:
+        if point == "between renames":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(tmp_path, 5, state={"step": 6}, tensors={}, reached=stop)
+    found = newest_checkpoint(tmp_path, pytest.fail)
+    assert found is not None
+    assert found.state() == {"step": 5}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-5"]
+
+
+def test_what_a_crash_left_behind_makes_room_for_the_next(tmp_path: Path):
+    (tmp_path / ".tmp-4-1").mkdir()
+    (tmp_path / ".tmp-4-1" / "model.safetensors").write_bytes(b"half of it")
+    left = []
+    save_checkpoint(tmp_path, 5, state={}, tensors={}, reached=lambda point: left.extend(tmp_path.glob(".tmp-4-*")))
+    assert left == [tmp_path / ".tmp-4-1"]  # at the first point only
+
+
+def test_what_is_not_finite_is_not_saved(tmp_path: Path):
+    with pytest.raises(RunFailed, match="a holds a value that is not finite"):
+        save_checkpoint(tmp_path, 5, state={}, tensors={"model": {"a": torch.tensor([1.0, float("nan")])}})
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_manifest_cannot_point_elsewhere(tmp_path: Path):
     path = save(tmp_path, 5)
     manifest = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(manifest.replace("state.json", "../state.json"))
+    (path / "manifest.json").write_text(manifest.replace('"state.json"', '"../state.json"'))
     assert "names" in (verify(path) or "")
 
 
@@ -69,14 +121,22 @@ def test_with_nothing_valid_left_there_is_no_resume(tmp_path: Path):
 def test_old_checkpoints_go_and_the_last_scheduled_ones_stay(tmp_path: Path):
     for step in (10, 20, 23, 30, 40, 47, 50, 54):
         save(tmp_path, step)
-    prune(tmp_path, keep=2, every=10, keep_every=None, reached=lambda point: None)
+    prune(tmp_path, 54, keep=2, every=10, keep_every=None)
     assert steps_found(tmp_path) == [40, 50, 54]
+
+
+def test_damaged_later_ones_go_and_not_what_was_just_saved(tmp_path: Path):
+    for step in (10, 20, 24, 28):
+        save(tmp_path, step)
+    (tmp_path / "step-28" / "state.json").write_text("")  # so the run went on from 20, and a signal saved 24
+    prune(tmp_path, 24, keep=2, every=50, keep_every=14)
+    assert steps_found(tmp_path) == [24]
 
 
 def test_some_can_be_kept_for_good(tmp_path: Path):
     for step in (10, 20, 30, 40, 50):
         save(tmp_path, step)
     (tmp_path / ".tmp-60-1").mkdir()
-    prune(tmp_path, keep=1, every=10, keep_every=20, reached=lambda point: None)
+    prune(tmp_path, 50, keep=1, every=10, keep_every=20)
     assert steps_found(tmp_path) == [20, 40, 50]
     assert not (tmp_path / ".tmp-60-1").exists()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
@@ -67,7 +70,41 @@ def test_files_have_the_shape_and_the_mode_the_ecosystem_expects(tmp_path: Path)
         assert path.stat().st_mode & 0o777 == 0o644, path
     content = (tmp_path / "model.safetensors").read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"] == {"format": "pt"}
+    assert header["__metadata__"].keys() == {"format", "sha256"}
+    assert header["__metadata__"]["format"] == "pt"
+
+
+def test_the_checksum_is_that_of_the_file_with_zeros_in_its_place(tmp_path: Path):
+    write(tmp_path)
+    content = (tmp_path / "model.safetensors").read_bytes()
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        digest = file.metadata()["sha256"].encode()
+    assert hashlib.sha256(content.replace(digest, b"0" * 64)).hexdigest().encode() == digest
+    assert int.from_bytes(content[:8], "little") % 8 == 0
+
+
+def test_weights_that_others_wrote_have_no_checksum_and_are_read(tmp_path: Path):
+    write(tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors")
+    assert regard.load(tmp_path).translate("abc") is not None
+
+
+def test_any_flipped_or_missing_byte_of_the_weights_is_refused(tmp_path: Path):
+    write(tmp_path)
+    path, chance = tmp_path / "model.safetensors", random.Random(2)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    digest = whole.index(b'"sha256"')
+    places = [*range(8), *range(digest, digest + 30), digest + 74, *(chance.randrange(header) for _ in range(40)),
+              *(chance.randrange(header, len(whole)) for _ in range(20))]  # fmt: skip
+    for number, place in enumerate(places):
+        flipped = bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :]
+        path.write_bytes(whole[:place] + (flipped if number % 5 else b""))
+        with pytest.raises(DamagedFile) as caught:
+            regard.load(tmp_path)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    regard.load(tmp_path)
 
 
 def damaged(folder: Path, change) -> str:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from regard.errors import InputError
-from regard.text.batch import IGNORE, Batch, Plan, split
+from regard.text.batch import IGNORE, Batch, Place, Plan, split
+from regard.text.order import Share, permuted
 
 LENGTHS = st.tuples(st.integers(0, 300), st.integers(1, 3)).flatmap(
     lambda shape: npst.arrays(np.int64, shape, elements=st.integers(1, 60))
@@ -62,7 +63,7 @@ def test_the_order_is_the_same_in_every_process_and_for_good() -> None:
         "print([step.tolist() for step in Plan(np.arange(1, 11)[:, None], 12, 7).epoch(3)])"
     )
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert other.strip() == "[[6], [3, 4], [5], [0, 1, 2], [9], [8], [7]]"
+    assert other.strip() == "[[0, 1, 2], [3, 4], [5], [8], [7], [6], [9]]"
 
 
 def test_seeds_and_epochs_differ() -> None:
@@ -96,12 +97,42 @@ def test_validation_goes_from_short_to_long() -> None:
     assert longest == sorted(longest)
 
 
-def test_the_last_epoch_is_kept_and_no_other() -> None:
-    plan = Plan(np.ones((50, 1), np.int64), 8, 1)
-    fourth = plan.epoch(4)
-    assert plan.epoch(4) is fourth
-    plan.epoch(5)
-    assert plan.epoch(4) is not fourth
+def test_taking_step_after_step_goes_through_every_epoch() -> None:
+    lengths = np.random.default_rng(0).integers(1, 50, (700, 2))
+    plan, place = Plan(lengths, 64, 5), Place()
+    assert plan.pools > 1
+    for number in range(3):
+        for expected in plan.epoch(number):
+            assert place.epoch == number
+            fresh = Plan(lengths, 64, 5).take(place)[0]
+            taken, place = plan.take(place)
+            assert taken.tolist() == fresh.tolist() == expected.tolist()
+
+
+def test_weights_say_how_often_a_sample_comes() -> None:
+    shares = (Share(40, 2.0), Share(100), Share(30, 0.5), Share(10, 0.0))
+    lengths = np.random.default_rng(0).integers(1, 50, (180, 1))
+    halves = []
+    for number in range(2):
+        taken = np.concatenate(Plan(lengths, 100, 3, shares).epoch(number))
+        counts = np.bincount(taken, minlength=180)
+        assert counts[:140].tolist() == [2] * 40 + [1] * 100
+        assert sorted(counts[140:].tolist()) == [0] * 25 + [1] * 15
+        assert not counts[170:].any()
+        halves.append(counts[140:170].tolist())
+    assert halves[0] != halves[1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000, 4097])
+def test_a_shuffle_without_memory_is_a_shuffle(count: int) -> None:
+    assert sorted(permuted(np.arange(count), count, (1, 2)).tolist()) == list(range(count))
+
+
+def test_a_shuffle_without_memory_moves_everything_about() -> None:
+    moved = permuted(np.arange(20_000), 20_000, (1, 2))
+    assert abs(np.corrcoef(moved, np.arange(20_000))[0, 1]) < 0.03
+    assert abs(np.corrcoef(moved[1:], moved[:-1])[0, 1]) < 0.03
+    assert (moved == permuted(np.arange(20_000), 20_000, (1, 3))).mean() < 0.01
 
 
 @pytest.mark.parametrize(("budget", "seed", "key"), [(0, 1, "train.batch_tokens"), (8, -1, "train.seed")])

@@ -13,8 +13,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from regard.errors import InputError
-from regard.text import corpus
-from regard.text.corpus import Corpus, cut_text, embedded_corpus, pair_paths, read_corpus, read_lines, read_text
+from regard.text import files, texts
+from regard.text.corpus import Corpus, embedded_corpus, pair_paths, read_corpus, read_lines
+from regard.text.files import Reading, read_text
+from regard.text.texts import cut_text
 
 ODD = st.text(
     st.one_of(st.sampled_from("\n\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\ufeff a"), st.characters(codec="utf-8"))
@@ -83,12 +85,12 @@ def test_a_carriage_return_stays_unless_every_line_has_one(write: Write) -> None
         (
             b"fine\ncaf\xe9 au lait\n",
             "train.en line 2, byte 4: 0xE9 is not UTF-8 (looks like Latin-1). Convert: iconv -f latin1 -t utf-8 "
-            "train.en.",
+            'train.en. Or leave such lines out of training: text.bad_utf8 = "skip".',
         ),
         (
             b"\xef\xbb\xbfa \x93quote\x94",
             "train.en line 1, byte 6: 0x93 is not UTF-8 (looks like Windows-1252). Convert: iconv -f cp1252 -t utf-8 "
-            "train.en.",
+            'train.en. Or leave such lines out of training: text.bad_utf8 = "skip".',
         ),
         (
             "hallo\n".encode("utf-16"),
@@ -98,8 +100,15 @@ def test_a_carriage_return_stays_unless_every_line_has_one(write: Write) -> None
             b"\xfe\xff\0h",
             "train.en looks like UTF-16 (BOM FE FF). Convert: iconv -f utf-16 -t utf-8 train.en.",
         ),
-        (b"\x1f\x8b\x08\0", "train.en is gzip (1F 8B). Decompress it: gzip -dc < train.en > plain.txt."),
-        (b"a\nb\0c\n", "train.en line 2: NUL byte. Remove it: tr -d '\\000' < train.en > clean.txt."),
+        (
+            b"\x1f\x8b\x08\0",
+            "train.en is gzip (1F 8B). Rename it to end in .gz, or decompress it: gzip -dc < train.en > plain.txt.",
+        ),
+        (
+            b"a\nb\0c\n",
+            "train.en line 2: NUL byte. Lines affected: 1. Remove it: tr -d '\\000' < train.en > clean.txt. "
+            'Or have it stripped in training: text.control = "strip".',
+        ),
     ],
 )
 def test_what_is_not_utf8_text_is_refused_with_its_place_and_a_remedy(
@@ -137,19 +146,20 @@ def test_a_missing_file_is_named_with_the_current_directory_and_the_nearest_name
         read_lines("no/such/folder/x")
 
 
-def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"cannot read \S+: Is a directory"):
-        read_lines(tmp_path)
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").write_text("x")
+    with pytest.raises(InputError, match=r"has 0 lines\. Name a file that holds text"):
+        read_corpus(str(tmp_path))
 
 
 def test_a_giant_line_is_refused_before_it_is_read_but_may_be_a_document(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "_LONGEST_LINE", 10)
-    write("x", b"0123456789\n" + b"a" * 9 + b"\n")
-    with pytest.raises(InputError, match="x line 1 is longer than 10 bytes"):
+    monkeypatch.setattr(files, "LONGEST_LINE", 9)
+    write("x", b"012345678\n" + b"a" * 10 + b"\nb\n")
+    with pytest.raises(InputError, match="x line 2 is longer than 9 bytes"):
         read_lines("x")
-    assert read_corpus("x").sources == ["0123456789\naaaaaaaaa\n"]
+    assert list(read_corpus("x").sources) == ["012345678\naaaaaaaaaa\nb\n"]
 
 
 @pytest.mark.parametrize(
@@ -170,8 +180,9 @@ def test_pairs_are_line_by_line(write: Write) -> None:
     write("t.de", "Hund\u2028 eins\n\nKatze\n".encode())
     write("t.en", b"dog\n\ncat")
     pairs = read_corpus("t.{de,en}")
-    assert pairs.sources == ["Hund\u2028 eins", "", "Katze"]
-    assert pairs.targets == ["dog", "", "cat"]
+    assert list(pairs.sources) == ["Hund\u2028 eins", "", "Katze"]
+    assert pairs.targets is not None
+    assert list(pairs.targets) == ["dog", "", "cat"]
     assert pairs.names == ("t.de", "t.en")
     assert len(pairs) == 3
 
@@ -185,17 +196,17 @@ def test_files_of_different_length_are_no_pairs(write: Write) -> None:
 
 def test_one_file_is_one_document_or_its_lines_or_its_paragraphs(write: Write) -> None:
     write("x", b"a\nb\n\n \n\nc\n")
-    assert read_corpus("x").sources == ["a\nb\n\n \n\nc\n"]
-    assert read_corpus("x", documents="line").sources == ["a", "b", "", " ", "", "c"]
-    assert read_corpus("x", documents="paragraph").sources == ["a\nb", "c"]
+    assert list(read_corpus("x").sources) == ["a\nb\n\n \n\nc\n"]
+    assert list(read_corpus("x", Reading("line")).sources) == ["a", "b", "", " ", "", "c"]
+    assert list(read_corpus("x", Reading("paragraph")).sources) == ["a\nb", "c"]
     assert read_corpus("x").targets is None
 
 
 @pytest.mark.parametrize("documents", ["file", "line", "paragraph"])
-def test_an_empty_file_is_refused(write: Write, documents: corpus.Documents) -> None:
+def test_an_empty_file_is_refused(write: Write, documents: files.Documents) -> None:
     write("x", b"")
     with pytest.raises(InputError, match=r"^x has 0 lines\. Name a file that holds text\.$"):
-        read_corpus("x", documents=documents)
+        read_corpus("x", Reading(documents))
 
 
 def test_empty_pairs_are_refused(write: Write) -> None:
@@ -256,7 +267,7 @@ def test_an_unknown_corpus_gets_a_suggestion() -> None:
 @given(st.text(st.sampled_from("ab \n\t\u00a0."), max_size=200))
 def test_a_text_cut_in_parts_is_whole_and_cut_only_before_a_space(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "_PART", 10)
+        patch.setattr(texts, "_PART", 10)
         parts = list(cut_text(text))
     assert "".join(parts) == text
     for before, after in itertools.pairwise(parts):

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from regard.describe import from_plain, to_plain
 from regard.errors import InputError
-from regard.text import problem as problem_module
+from regard.text import encode as encode_module
 from regard.text.batch import IGNORE, Batch, Plan
 from regard.text.corpus import Corpus
-from regard.text.problem import NextToken, Samples, Translation, default_problem, encode_texts
+from regard.text.encode import encode_texts
+from regard.text.problem import NextToken, Samples, Translation, default_problem
 from regard.text.tokenizer import BEGIN, END, MASK, PAD, Tokenizer
 from regard.text.vocabulary import Byte, Character
 
@@ -109,15 +110,15 @@ def test_dropped_pairs_are_counted_by_reason(pairs: list[tuple[str, str]], longe
         return
     samples = Translation(longest).samples(corpus, (BYTE, None))
     assert len(samples) + empty + long == len(pairs)
-    assert samples.dropped.get("empty", 0) == empty
-    assert samples.dropped.get(f"longer than {longest} tokens", 0) == long
+    assert samples.left_out.counts().get("empty", 0) == empty
+    assert samples.left_out.counts().get(f"longer than {longest} tokens", 0) == long
     assert samples.lengths.max() <= longest
 
 
 def test_a_pair_may_be_exactly_as_long_as_allowed() -> None:
     samples = Translation(longest=4).samples(pairs_of([("abc", "abc"), ("abcd", "a"), ("a", "abcd")]), (BYTE, None))
     assert len(samples) == 1
-    assert samples.dropped == {"longer than 4 tokens": 2}
+    assert samples.left_out.counts() == {"longer than 4 tokens": 2}
 
 
 def test_nothing_left_says_why_and_what_to_do() -> None:
@@ -158,7 +159,7 @@ def test_documents_stand_one_after_the_other_each_between_begin_and_end() -> Non
     assert second.targets.tolist() == [[END]]
     assert set(second.inputs) == {"ids"}
     assert samples.lengths.tolist() == [[5], [1]]
-    assert samples.dropped == {"empty": 1}
+    assert samples.left_out.counts() == {"empty": 1}
     assert samples.bytes == 3
 
 
@@ -259,14 +260,14 @@ def test_a_plan_of_samples_stays_in_its_budget() -> None:
 @given(texts=st.lists(st.text("ab \n", max_size=60), max_size=20))
 def test_texts_encoded_in_slices_are_the_texts(texts: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(problem_module, "_SLICE_TEXTS", 3)
-        patch.setattr(problem_module, "_SLICE_CHARACTERS", 50)
-        patch.setattr("regard.text.corpus._PART", 20)
+        patch.setattr(encode_module, "_SLICE_TEXTS", 3)
+        patch.setattr(encode_module, "_SLICE_CHARACTERS", 50)
+        patch.setattr("regard.text.texts._PART", 20)
         rows = encode_texts(BYTE, texts)
     assert [rows.flat[start : start + size].tolist() for start, size in zip(rows.starts, rows.lengths)] == [
-        numbers(text) for text in texts
+        [BEGIN, *numbers(text), END] if text else [] for text in texts
     ]
-    assert rows.flat.dtype == np.int32
+    assert rows.flat.dtype == np.uint16
 
 
 def test_the_problem_follows_from_the_corpus() -> None:

@@ -17,8 +17,9 @@ from tokenizers import models, pre_tokenizers
 
 from regard.describe import from_plain, to_plain
 from regard.errors import DamagedFile, InputError
-from regard.text import corpus as corpus_module
-from regard.text.corpus import Corpus, cut_text
+from regard.text import texts as texts_module
+from regard.text.corpus import Corpus
+from regard.text.texts import cut_text
 from regard.text.tokenizer import BEGIN, END, MASK, PAD, SPECIALS, UNKNOWN, Tokenizer
 from regard.text.vocabulary import (
     BPE,
@@ -216,7 +217,7 @@ def test_a_batch_is_encoded_as_its_texts_alone(tokenizer: Tokenizer) -> None:
 @given(text=st.text(st.sampled_from("ab1 \n\t.</s>é中"), max_size=300))
 def test_a_text_cut_in_parts_has_the_same_tokens(text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "_PART", 20)
+        patch.setattr(texts_module, "_PART", 20)
         parts = list(cut_text(text))
     for tokenizer in TRAINED.values():
         assert list(chain.from_iterable(tokenizer.encode_batch(parts))) == tokenizer.encode(text)

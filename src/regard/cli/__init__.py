@@ -13,7 +13,7 @@ from regard.cli import judge, learn, speak
 from regard.errors import RegardError
 from regard.version import __version__
 
-_OUT_OF_MEMORY = "out of memory. When training, raise train.accumulate; else give shorter texts or a smaller --beam."
+_OUT_OF_MEMORY = "out of memory. When training, see regard plan; else give shorter texts or a smaller --beam."
 
 app = typer.Typer(
     name="regard",
@@ -25,10 +25,12 @@ app = typer.Typer(
 )
 app.command()(learn.train)
 app.command()(learn.init)
+app.command()(learn.plan)
 app.command()(speak.translate)
 app.command()(speak.generate)
 app.command()(speak.show)
 app.command()(judge.evaluate)
+app.command()(judge.check)
 
 
 def _version(wanted: bool) -> None:
@@ -80,7 +82,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
             return _fail(error, _usage(error, arguments), 2, debug)
-        if "out of memory" in str(error) or "can't allocate" in str(error):
+        if "out of memory" in str(error) or "allocate memory" in str(error):
             return _fail(error, _OUT_OF_MEMORY, 1, debug)
         return _fail(error, f"internal error: {error!r}. Run again with --debug and report it.", 1, debug)
 

@@ -44,7 +44,7 @@ def load_model(folder: Path, device: str, threads: int | None) -> LoadedModel:
 
 def input_lines() -> Iterator[list[str]]:
     """Standard input in chunks of lines, cut at newlines only."""
-    from regard.text.corpus import decode_line
+    from regard.text.files import decode_line
 
     stream: BinaryIO = sys.stdin.buffer
     number = 0

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.common import Device, ModelFolder, Threads, load_model, progress
-from regard.errors import InputError
+from regard.cli.common import Device, ModelFolder, Threads, json_text, load_model, progress
+from regard.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
     from regard.text.corpus import Corpus
@@ -65,6 +66,44 @@ def evaluate(
         note = f"regard {' '.join(sys.argv[1:])}, with {torch.get_num_threads()} threads on {loaded.device}."
         write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks, note=note)
         typer.echo(f"{report} is the report.", err=True)
+
+
+def check(
+    model: ModelFolder,
+    source: Annotated[Path | None, typer.Option(help="Lines to read, for a translator; the first 32 are.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Lines to read, for any other model; the first 32 are.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the tokens that are drawn besides.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a law.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Prove the laws on a model: memory, batches, padding and looking change nothing; ends with 1 when one is broken.
+
+    Example: regard check runs/de-en --source test.de
+    """
+    from regard.judge.check import check as prove
+    from regard.text.corpus import read_lines
+
+    loaded = load_model(model, device, threads)
+    translates = loaded.network.encoder is not None and loaded.network.decoder is not None
+    lines, stray, option = (source, text, "--source") if translates else (text, source, "--text")
+    if stray is not None:
+        raise InputError(
+            f"this model {'translates' if translates else 'reads one text'} (regard check). Give {option}."
+        )
+    found = []
+    for finding in prove(loaded, None if lines is None else read_lines(lines), seed=seed):
+        typer.echo(json_text(finding.to_json()) if as_json else finding.text())
+        found.append(finding)
+    counts = Counter(finding.verdict for finding in found)
+    if counts["BROKEN"]:
+        names = ", ".join(finding.law for finding in found if finding.verdict == "BROKEN")
+        raise RunFailed(
+            f"{counts['BROKEN']} of {counts['BROKEN'] + counts['holds']} laws are broken ({model}): {names}. "
+            "Do not rely on it; try --device cpu, and report it if that is no better."
+        )
+    if not as_json:
+        typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped).")
 
 
 def _corpus(model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:

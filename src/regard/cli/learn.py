@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.common import Device, Threads, use_threads
+from regard.cli.common import Device, Threads, json_text, use_threads
 
 
 def train(
@@ -20,6 +20,9 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="The model's folder; a run found there goes on.", show_default="runs/RECIPE")
     ] = None,
+    new_data: Annotated[
+        bool, typer.Option("--new-data", help="Go on although the text has changed, from its beginning.")
+    ] = False,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -38,8 +41,32 @@ def train(
 
     use_threads(threads)
     folder = out or Path("runs") / Path(recipe).stem
-    train_recipe(recipe, folder, settings=settings or (), device=device, watcher=watcher())
+    train_recipe(recipe, folder, settings=settings or (), device=device, watcher=watcher(), new_data=new_data)
     typer.echo(f"{folder} is ready.")
+
+
+def plan(
+    recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in recipe.", show_default=False)],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Say what a training would take, before any: parameters, memory, speed and time, and what to change if it is much.
+
+    Takes some steps with a network that is thrown away; writes nothing but the cache.
+
+    Example: regard plan recipe.toml --set train.batch_tokens=16384
+    """
+    from regard.judge.plan import plan as foresee
+    from regard.models.device import choose_device
+    from regard.recipe import read_recipe
+
+    use_threads(threads)
+    found = foresee(read_recipe(recipe, settings or ()), choose_device(device))
+    typer.echo(json_text(found.to_json()) if as_json else found.text())
 
 
 def init(

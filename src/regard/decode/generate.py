@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from regard import catalogue
 from regard.decode.choose import Options
 from regard.decode.pool import Hypothesis
 from regard.decode.search import search
@@ -139,7 +140,7 @@ def before_stop(text: str, start: int, stops: tuple[str, ...]) -> str:
 def require_room(network: Network, tokens: int, what: str) -> None:
     """Refuse a text that the model cannot read at once."""
     if network.longest is not None and tokens > network.longest:
-        raise InputError(f"{what} has {tokens:,} tokens, this model reads {network.longest:,}. Shorten it.")
+        raise catalogue.TOO_LONG(what=what, tokens=tokens, longest=network.longest)
 
 
 def room(network: Network, limit: int, used: int) -> int:

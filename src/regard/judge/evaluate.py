@@ -17,7 +17,8 @@ from regard.errors import InputError
 from regard.learn.validate import summed_loss
 from regard.metrics import Quality, bits_per_byte, perplexity, quality
 from regard.text.corpus import Corpus
-from regard.text.problem import NextToken, Translation, encode_texts
+from regard.text.encode import encode_texts
+from regard.text.problem import NextToken, Translation
 
 _BATCH_TOKENS = 8192
 _UNBOUNDED = 1 << 30
@@ -175,7 +176,7 @@ def _measured(model: LoadedModel, corpus: Corpus) -> Evaluation:
         perplexity=perplexity(loss),
         bits_per_byte=bits_per_byte(total, samples.bytes),
         tokens=tokens,
-        dropped=samples.dropped,
+        dropped=samples.left_out.counts(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
@@ -13,7 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from regard.errors import InputError
+from regard import catalogue
+from regard.errors import DiskTrouble, InputError
+from regard.store.files import PART, disk_trouble
 
 
 @contextmanager
@@ -23,25 +26,32 @@ def only_one(folder: Path) -> Iterator[None]:
     with open(folder / ".lock", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip() or "another process"
-            raise InputError(f"{folder} is in use by {holder}. Stop it or choose another --out.") from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on host {socket.gethostname()} (started {time.strftime('%H:%M')})")
-        lock.flush()
+            raise catalogue.IN_USE(folder=folder, holder=holder) from None
+        except OSError as error:
+            raise InputError(f"{folder} cannot be locked: {error.strerror}. Choose --out on another disk.") from None
+        holder = f"process {os.getpid()} on host {socket.gethostname()} (started {time.strftime('%H:%M')})"
+        with disk_trouble(folder / ".lock", len(holder)):
+            lock.truncate(0)
+            os.write(lock.fileno(), holder.encode())
+        for left in folder.glob(f".*{PART}"):  # by a process that was killed while it wrote
+            left.unlink(missing_ok=True)
         yield
 
 
 def prepare(folder: Path) -> None:
     """Make the folder, and be sure that it can be written to before any work is done."""
-    probe = folder / f".probe-{os.getpid()}"
+    probe = folder / f".probe-{os.getpid()}{PART}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)
     except OSError as error:
-        raise InputError(f"{folder} is not writable: {error.strerror}. Choose --out or change permissions.") from None
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DiskTrouble(f"{folder}: {error.strerror}. Free some space or choose another --out.") from None
+        raise catalogue.NOT_WRITABLE(folder=folder, why=error.strerror) from None
 
 
 class Signals:

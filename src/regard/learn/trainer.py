@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from regard.errors import RunFailed
+from regard import catalogue
+from regard.learn.guard import Signals
+from regard.learn.memory import ran_out
+from regard.learn.optimizer import Optimizers, learnt
+from regard.learn.parallel import World
 from regard.learn.settings import Training
 from regard.models.device import mixed
 from regard.models.model import Network
 from regard.store.checkpoint import Checkpoint
 from regard.store.folder import fill, unique_tensors
-from regard.text.batch import Batch, Plan, split
+from regard.text.batch import Batch, Place, Plan, split
+from regard.text.order import Indices
 from regard.text.problem import Samples
 
 
@@ -29,62 +35,110 @@ class Step:
     rate: float
     tokens: int  # of all sides, without padding
     targets: int
+    signal: int = 0  # what any of the processes was told
+    cut: int = 0  # into so many parts from now on, because memory ran out
 
 
 class Trainer:
     """The state of learning: weights, optimizer, moving average, and the place in the data."""
 
-    def __init__(self, network: Network, samples: Samples, settings: Training, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: Network,
+        samples: Samples,
+        settings: Training,
+        device: torch.device,
+        world: World | None = None,
+    ) -> None:
+        self.world, self.signals = world or World(device), Signals()
         self.network = network.to(device).train()
+        self.spread = self.world.spread(self.network, settings.parallel)
         self.samples, self.settings, self.device = samples, settings, device
-        self.plan = Plan(samples.lengths, settings.batch_tokens, settings.seed)
-        self.optimizer = settings.optimizer.build(self.network, settings.rate)
+        self.plan = Plan(samples.lengths, settings.budget, settings.seed, samples.shares)
+        learning = learnt(self.network, settings.groups, settings.layer_decay)
+        self.optimizer = Optimizers(settings.optimizer.build(learning))
         self.averages = None
         if settings.ema is not None:
             self.averages = {name: tensor.detach().clone() for name, tensor in unique_tensors(network).items()}
-        self.step, self.epoch, self.place = 0, 0, 0
+        self.step, self.place, self.accumulate = 0, Place(), settings.accumulate
+        self.spread.rehearse(lambda: self.backward(samples.batch([0]), 0, 1.0))
 
     def advance(self) -> Step:
         """Take one step, unless its loss or gradient is not finite."""
-        steps = self.plan.epoch(self.epoch)
-        indices = steps[self.place]
-        parts = [part for part in split(indices, self.settings.accumulate) if len(part)]
-        batches = [self.samples.batch(part) for part in parts]
-        targets = max(1, sum(batch.tokens for batch in batches))
+        indices, after = self.plan.take(self.place)
         rate = self.settings.rate * self.settings.schedule.factor(self.step + 1, self.settings.steps)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self.device)
-        for number, batch in enumerate(batches):
-            loss += self.backward(batch, number, targets)
-        norm = nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)
-        report = Step(float(loss), float(norm), rate, int(self.samples.lengths[indices].sum()), targets)
-        if not (torch.isfinite(loss) and torch.isfinite(norm)):
+        before = self.accumulate
+        while (found := self.tried(indices)) is None:
+            self.cut(indices)
+        loss, targets = found
+        norm = float(self.spread.full(nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)))
+        everyone = self.world.gather(float(loss), self.signals.received or 0)
+        report = Step(
+            sum(loss for loss, _ in everyone) / self.world.size, norm, rate, int(self.samples.lengths[indices].sum()),
+            targets, int(max(signal for _, signal in everyone)), self.accumulate if self.accumulate > before else 0,
+        )  # fmt: skip
+        if not (math.isfinite(report.loss) and math.isfinite(norm)):
             self.refuse(report, indices.tolist())
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+        self.optimizer.step(rate)
         self.follow()
-        self.step, self.place = self.step + 1, self.place + 1
-        if self.place == len(steps):
-            self.epoch, self.place = self.epoch + 1, 0
+        self.step, self.place = self.step + 1, after
         return report
 
-    def backward(self, batch: Batch, number: int, targets: int) -> Tensor:
+    def tried(self, indices: Indices) -> tuple[Tensor, int] | None:
+        """`gradient`, or None when memory ran out; by then what it held is free again."""
+        try:
+            return self.gradient(indices)
+        except (RuntimeError, MemoryError) as error:
+            if not ran_out(error):
+                raise
+            return None
+
+    def cut(self, indices: Indices) -> None:
+        """Cut this step and all that follow into twice as many parts."""
+        self.network.zero_grad()
+        if self.world.size > 1:  # the others wait for gradients of this one, so none can begin anew
+            raise catalogue.OUT_OF_MEMORY_TOGETHER(step=self.step + 1)
+        if self.accumulate >= len(indices):
+            raise catalogue.OUT_OF_MEMORY(step=self.step + 1, length=int(self.samples.lengths[indices].sum(1).max()))
+        self.accumulate *= 2
+
+    def gradient(self, indices: Indices) -> tuple[Tensor, int]:
+        """Leave a step's gradient on the weights; -> this process' share of the loss, and the number of targets."""
+        parts = self.parts(indices)
+        draw = mixed_seed(self.settings.seed, self.place.epoch)
+        # A process without a part goes through one that weighs nothing, for the others wait for its gradients.
+        batches = [self.samples.batch(part if len(part) else indices[:1], draw) for _, part in parts]
+        counted = self.world.gather(sum(batch.tokens for batch, (_, part) in zip(batches, parts) if len(part)))
+        targets = max(1, int(sum(count for (count,) in counted)))
+        self.network.zero_grad()
+        loss = torch.zeros((), device=self.device)
+        for batch, (number, part) in zip(batches, parts):
+            with self.spread.part(last=number == parts[-1][0]):
+                # Gradients are averaged over the processes, so each divides by its share of the targets.
+                loss += self.backward(batch, number, targets / self.world.size if len(part) else math.inf)
+        return loss, targets
+
+    def parts(self, indices: Indices) -> list[tuple[int, Indices]]:
+        """The parts of a step that fall to this process, with their numbers among all; every process has as many."""
+        dealt = list(enumerate(split(indices, self.world.size * self.accumulate)))
+        return dealt[self.world.rank :: self.world.size][: -(-len(indices) // self.world.size)]
+
+    def backward(self, batch: Batch, number: int, targets: float) -> Tensor:
         """Add a part's share of the step's gradient; -> its share of the loss."""
         torch.manual_seed(mixed_seed(self.settings.seed, self.step, number))
         batch = batch.to(self.device)
+        inputs = {**batch.inputs, "recompute": self.settings.recompute}
         with mixed(self.settings.precision, self.device):
-            loss = self.network.loss(batch.inputs, batch.targets, self.settings.smoothing) / targets
+            loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing) / targets
         loss.backward()
         return loss.detach()
 
     def refuse(self, report: Step, indices: list[int]) -> None:
         """Stop before the weights are spoilt, and say where it happened."""
-        raise RunFailed(
-            f"loss is {report.loss:.4g} at step {self.step + 1:,} (rate {report.rate:.2e}, gradient norm "
-            f"{report.norm:.3g}), batch {self.samples.where(indices)}. "
-            f"Try train.rate = {self.settings.rate / 3:.1e} or look at these lines."
-        )
+        raise catalogue.NOT_FINITE(
+            loss=report.loss, step=self.step + 1, rate=report.rate, norm=report.norm,
+            where=self.samples.where(indices), lower=self.settings.rate / 3,
+        )  # fmt: skip
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -98,40 +152,45 @@ class Trainer:
 
     def best_guess(self) -> dict[str, Tensor]:
         """The weights that count: the moving average if there is one."""
-        return unique_tensors(self.network) if self.averages is None else self.averages
+        return self.spread.whole(unique_tensors(self.network) if self.averages is None else self.averages)
 
     @contextmanager
     def judged(self, weights: dict[str, Tensor]) -> Iterator[Network]:
         """The network with these weights, not learning; afterwards it goes on as it was."""
-        own = unique_tensors(self.network)
+        network = self.spread.plain()
+        own = unique_tensors(network)
         borrowed = any(weights[name] is not tensor for name, tensor in own.items())
-        kept = {name: tensor.detach().clone() for name, tensor in own.items()} if borrowed else {}
+        stays = borrowed and network is self.network
+        kept = {name: tensor.detach().clone() for name, tensor in own.items()} if stays else {}
         if borrowed:
-            fill(self.network, weights)
-        self.network.eval()
+            fill(network, weights)
+        network.eval()
         try:
-            yield self.network
+            yield network
         finally:
-            if borrowed:
-                fill(self.network, kept)
-            self.network.train()
+            if stays:
+                fill(network, kept)
+            network.train()
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Every tensor that a resumed run needs."""
-        groups = {"model": unique_tensors(self.network), "optimizer": optimizer_tensors(self.network, self.optimizer)}
-        return groups if self.averages is None else {**groups, "averages": self.averages}
+        groups = {"model": unique_tensors(self.network), "optimizer": self.optimizer.tensors()}
+        groups = groups if self.averages is None else {**groups, "averages": self.averages}
+        return {name: self.spread.whole(tensors) for name, tensors in groups.items()}
 
-    def position(self) -> dict[str, int]:
+    def position(self) -> dict[str, Any]:
         """Where the run stands."""
-        return {"step": self.step, "epoch": self.epoch, "place": self.place}
+        return {"step": self.step, "place": asdict(self.place), "accumulate": self.accumulate}
 
     def restore(self, checkpoint: Checkpoint, position: dict[str, Any]) -> None:
         """Go back to a checkpoint."""
-        fill(self.network, checkpoint.tensors("model"))
-        fill_optimizer(self.network, self.optimizer, checkpoint.tensors("optimizer"))
+        fill(self.network, self.spread.own(checkpoint.tensors("model")))
+        self.optimizer.fill(self.spread.own(checkpoint.tensors("optimizer")))
         if self.averages is not None:
-            self.averages = {name: tensor.to(self.device) for name, tensor in checkpoint.tensors("averages").items()}
-        self.step, self.epoch, self.place = position["step"], position["epoch"], position["place"]
+            averages = self.spread.own(checkpoint.tensors("averages"))
+            self.averages = {name: tensor.to(self.device) for name, tensor in averages.items()}
+        self.step, self.place = position["step"], Place(**position["place"])
+        self.accumulate = position.get("accumulate", self.settings.accumulate)
 
 
 def mixed_seed(*numbers: int) -> int:
@@ -141,20 +200,3 @@ def mixed_seed(*numbers: int) -> int:
         mixed = ((mixed ^ (number & 0xFFFFFFFFFFFFFFFF)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
         mixed ^= mixed >> 29
     return mixed >> 1
-
-
-def optimizer_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state by the parameters' names: "name/exp_avg"."""
-    return {
-        f"{name}/{key}": value
-        for name, parameter in module.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def fill_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The opposite of `optimizer_tensors`."""
-    for name, parameter in module.named_parameters():
-        state = {key.rpartition("/")[2]: value for key, value in tensors.items() if key.rpartition("/")[0] == name}
-        # Adam's fused kernel keeps its count of steps beside the parameter.
-        optimizer.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}

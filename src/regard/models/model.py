@@ -99,9 +99,11 @@ class Network(nn.Module):
         document: Tensor | None = None,
         record: Record | None = None,
         change: Change | None = None,
+        recompute: bool = False,
     ) -> Tensor:
         """BT -> BTD: the last layer's states, which the readout reads; padding on the right only."""
-        context = Context(padding=padding, positions=positions, document=document, record=record, change=change)
+        both = Context(record=record, change=change, recompute=recompute)
+        context = replace(both, padding=padding, positions=positions, document=document)
         if source_ids is not None and (self.encoder is None or self.decoder is None):
             raise InputError("this model reads one text, not source_ids=... besides it")
         if self.decoder is None:
@@ -109,7 +111,7 @@ class Network(nn.Module):
         if self.encoder is not None:
             if source_ids is None:
                 raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
-            outside = Context(padding=source_padding, record=record, change=change)
+            outside = replace(both, padding=source_padding)
             context = replace(context, source=self.encode(source_ids, context=outside))
         return self.decode(ids, context)[0]
 

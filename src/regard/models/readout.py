@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.parts.linear import linear
+
+_LEAST_ROWS = 256
+_NUMBERS = {"cpu": 1 << 21}  # logits held at once: on a processor what its cache holds, else 256 MiB of them
+_MANY_NUMBERS = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,40 @@ class VocabularyReadout(nn.Module):
     def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """BTD, BT -> the summed cross entropy; a negative target asks for nothing and costs nothing."""
         real = targets >= 0
-        return F.linear_cross_entropy(
-            self.project(states[real]),
-            self.words.weight,
-            targets[real],
-            linear_bias=self.words.bias,
-            reduction="sum",
-            label_smoothing=smoothing,
-        )
+        arguments = self.project(states[real]), self.words.weight, self.words.bias, targets[real], smoothing
+        loss: Tensor = SummedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        return loss
+
+
+class SummedCrossEntropy(torch.autograd.Function):
+    """The cross entropy of a linear map with label smoothing, some rows at a time, its gradients on the way there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
+    ) -> Tensor:
+        """PD, ND, N, P -> the sum over P."""
+        learning = any(ctx.needs_input_grad)
+        moves = [torch.empty_like(states), torch.zeros_like(weight), torch.zeros_like(weight[:, 0])] if learning else []
+        loss = torch.zeros((), device=states.device)
+        size = max(_LEAST_ROWS, _NUMBERS.get(states.device.type, _MANY_NUMBERS) // len(weight))
+        for rows, asked, place in zip(states.split(size), targets.split(size), range(0, len(states), size)):
+            logits = F.linear(rows, weight, bias).float()
+            total = logits.logsumexp(1, keepdim=True)
+            wanted = logits.gather(1, asked[:, None])
+            loss += (total - (1 - smoothing) * wanted).sum() - smoothing * logits.sum() / len(weight)
+            if learning:
+                error = logits.sub_(total).exp_().sub_(smoothing / len(weight))
+                error = error.scatter_add_(1, asked[:, None], (smoothing - 1) * torch.ones_like(wanted)).to(rows.dtype)
+                moves[0][place : place + size] = error @ weight.to(rows.dtype)
+                moves[1].addmm_(error.T.to(weight.dtype), rows.to(weight.dtype))
+                moves[2] += error.sum(0)
+        ctx.save_for_backward(*moves)
+        ctx.biased = bias is not None
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients found on the way there, scaled."""
+        states, weight, bias = (move * gradients[0] for move in ctx.saved_tensors)
+        return states, weight, bias if ctx.biased else None, None, None

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.errors import InputError
+from regard import catalogue
 from regard.parts.contract import Context, Memory, Shared, Sublayer, write
 from regard.parts.linear import linear
 from regard.parts.pattern import Everything, Pattern
@@ -215,7 +215,5 @@ def divided(width: int, heads: int) -> int:
     """The width of one head."""
     if heads < 1 or width % heads:
         lower = max(heads, 1) * max(1, width // max(heads, 1))
-        raise InputError(
-            f"width {width} is not divisible by {heads} heads. Try width {lower} or {lower + max(heads, 1)}."
-        )
+        raise catalogue.INDIVISIBLE(width=width, heads=heads, lower=lower, upper=lower + max(heads, 1))
     return width // heads

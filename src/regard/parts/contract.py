@@ -112,6 +112,7 @@ class Context:
         None  # (query positions, key positions) -> (1|B)HTS; the stack sets it, self-attention reads
     )
     remember: bool = False  # true while decoding
+    recompute: bool = False  # true while learning without keeping what is inside a layer for the way back
     record: Record | None = None  # set while someone is looking
     change: Change | None = None
     choices: Choices | None = None
@@ -215,5 +216,5 @@ def write(buffer: Tensor | None, new: Tensor, context: Context, dim: int) -> Ten
 def _grown(buffer: Tensor, end: int, dim: int) -> Tensor:
     """A copy with room for `end` slots and about a quarter more."""
     shape = list(buffer.shape)
-    shape[dim] = max(64, end - shape[dim] + end // 4)
+    shape[dim] = max(16, end - shape[dim] + end // 4)
     return torch.cat([buffer, buffer.new_zeros(shape)], dim=dim)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from regard.parts.contract import Context, Memory, Sublayer
 
@@ -51,20 +52,39 @@ Layers = list[dict[str, Sublayer]]
 
 
 class InSequence(nn.Module):
-    """Each sublayer reads what the one before it wrote."""
+    """Each layer reads what the one before it wrote."""
 
     def __init__(self, layers: Layers) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.ModuleDict(layer) for layer in layers)
+        self.layers = nn.ModuleList(SequenceLayer(layer) for layer in layers)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         """BTD -> BTD, and a tuple of what each sublayer remembers."""
         kept: list[Memory] = []
         for number, layer in enumerate(self.layers):
-            for name, sublayer in cast(nn.ModuleDict, layer).items():
-                was = memory[len(kept)] if memory else None
-                x, now = sublayer(x, context.under(f"{number}.{name}"), was)
-                kept.append(now)
+            was = memory[len(kept) : len(kept) + len(cast(SequenceLayer, layer))] if memory else None
+            x, now = layer(x, context.under(str(number)), was)
+            kept += now
+        return x, tuple(kept)
+
+
+class SequenceLayer(nn.ModuleDict):
+    """Each sublayer reads what the one before it wrote."""
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        """BTD -> BTD, and a tuple of what each sublayer remembers."""
+        if not context.recompute:
+            return self.through(x, context, memory)
+        # Only the layer's input is kept; going back, all is done again with the same random numbers.
+        answer: tuple[Tensor, Memory] = checkpoint(self.through, x, context, memory, use_reentrant=False)
+        return answer
+
+    def through(self, x: Tensor, context: Context, memory: Memory) -> tuple[Tensor, Memory]:
+        """One sublayer after another."""
+        kept: list[Memory] = []
+        for name, sublayer in self.items():
+            x, now = sublayer(x, context.under(name), memory[len(kept)] if memory else None)
+            kept.append(now)
         return x, tuple(kept)
 
 

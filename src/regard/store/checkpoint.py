@@ -10,16 +10,28 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from regard.errors import CannotResume
-from regard.store.files import disk_trouble, json_bytes, read_json, read_tensors, sha256, sync_folder, tensors_to_bytes
+from regard import catalogue
+from regard.store.files import (
+    disk_trouble,
+    json_bytes,
+    read_json,
+    read_tensors,
+    sha256,
+    sync_folder,
+    tensors_to_bytes,
+    unwatched,
+    write_flushed,
+)
 
-FORMAT = 1
+FORMAT = 2
+_NEW, _OLD = ".tmp-", ".old-"  # names before and after the one that counts
 
 
 @dataclass(frozen=True)
@@ -44,10 +56,10 @@ def save_checkpoint(
     *,
     state: Mapping[str, Any],
     tensors: Mapping[str, Mapping[str, Tensor]],
-    reached: Callable[[str], None] = lambda point: None,
+    reached: Callable[[str], None] = unwatched,
 ) -> Checkpoint:
     """Write folder/step-N; `reached` is told of every point at which a crash must do no harm."""
-    final, temporary = folder / f"step-{step}", folder / f".tmp-{step}-{os.getpid()}"
+    final, temporary = folder / f"step-{step}", folder / f"{_NEW}{step}-{os.getpid()}"
     contents = {f"{name}.safetensors": tensors_to_bytes(group) for name, group in tensors.items()}
     contents["state.json"] = json_bytes(dict(state))
     manifest = {
@@ -57,15 +69,16 @@ def save_checkpoint(
     }
     reached("before folder")
     with disk_trouble(final, sum(map(len, contents.values()))):
+        sweep(folder)
         try:
             temporary.mkdir(parents=True)
-            for name, content in contents.items():
-                _write(temporary / name, content, reached)
-            _write(temporary / "manifest.json", json_bytes(manifest), reached)
+            for name, content in {**contents, "manifest.json": json_bytes(manifest)}.items():
+                write_flushed(temporary / name, content, name, reached)
             sync_folder(temporary)
             reached("before rename")
             if final.exists():
-                shutil.rmtree(final)
+                os.rename(final, folder / f"{_OLD}{step}")
+                reached("between renames")
             os.rename(temporary, final)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -75,21 +88,28 @@ def save_checkpoint(
     return Checkpoint(final, step)
 
 
-def _write(path: Path, content: bytes, reached: Callable[[str], None]) -> None:
-    """Write and flush one file; the folder's rename makes it count."""
-    with open(path, "wb") as file:
-        file.write(content[: len(content) // 2])
-        reached(f"inside {path.name}")
-        file.write(content[len(content) // 2 :])
-        file.flush()
-        os.fsync(file.fileno())
-    reached(f"after {path.name}")
+def sweep(folder: Path) -> None:
+    """Clear away what a crash left behind; a checkpoint that was about to be replaced gets its name back."""
+    for old in folder.glob(f"{_OLD}*"):
+        final = folder / f"step-{old.name.removeprefix(_OLD)}"
+        if final.exists():
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            with suppress(FileNotFoundError):
+                os.rename(old, final)
+    for left in folder.glob(f"{_NEW}*"):
+        shutil.rmtree(left, ignore_errors=True)
 
 
 def verify(path: Path) -> str | None:
     """None when every file is as the manifest says, else what is wrong."""
     try:
-        manifest = json.loads((path / "manifest.json").read_bytes())
+        written = (path / "manifest.json").read_bytes()
+        manifest = json.loads(written)
+        if written != json_bytes(manifest) or path.name != f"step-{manifest['step']}":
+            return "manifest.json is not as it was written"
+        if manifest["format"] != FORMAT:
+            return f"manifest.json has format {manifest['format']}, this version reads {FORMAT}"
         for name, expected in manifest["files"].items():
             if Path(name).name != name:
                 return f"manifest.json names {name!r}"
@@ -98,8 +118,6 @@ def verify(path: Path) -> str | None:
                 return f"{name} has {len(content):,} bytes, should have {expected['size']:,}"
             if sha256(content) != expected["sha256"]:
                 return f"{name} fails its checksum"
-        if manifest["format"] != FORMAT or path.name != f"step-{manifest['step']}":
-            return "manifest.json belongs to another checkpoint"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"manifest.json cannot be used ({type(error).__name__})"
     return None
@@ -113,38 +131,51 @@ def steps_found(folder: Path) -> list[int]:
 
 def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
     """The newest that verifies; says so when newer ones did not; None when there never was one."""
+    with disk_trouble(folder, 0):
+        sweep(folder)
     faults: list[str] = []
     steps = steps_found(folder)
     for step in reversed(steps):
         fault = verify(folder / f"step-{step}")
         if fault is None:
             for earlier in faults:
-                warn(f"{earlier}; resuming from step-{step} instead.")
+                warn(catalogue.DAMAGED_CHECKPOINT(fault=earlier, step=step))
             return Checkpoint(folder / f"step-{step}", step)
         faults.append(f"step-{step}/{fault}")
     if faults:
-        raise CannotResume(
-            f"no valid checkpoint in {folder} ({len(faults)} found, all damaged: {faults[0]}). "
-            "Restore one from a copy, or choose another --out."
-        )
+        raise catalogue.NO_CHECKPOINT(folder=folder, count=len(faults), fault=faults[0])
     return None
 
 
-def prune(folder: Path, *, keep: int, every: int, keep_every: int | None, reached: Callable[[str], None]) -> None:
-    """Delete all but the newest `keep` of those saved `every` so many steps, and those at multiples of `keep_every`.
+def newest_step(folder: Path, warn: Callable[[str], None]) -> int:
+    """The step of the newest checkpoint that verifies; -1 when there never was one."""
+    found = newest_checkpoint(folder, warn)
+    return -1 if found is None else found.step
 
-    The newest of all stays in any case; one that a signal saved in between goes with the next. What a crash left
-    behind goes too.
+
+def prune(
+    folder: Path,
+    newest: int,
+    *,
+    keep: int,
+    every: int,
+    keep_every: int | None,
+    reached: Callable[[str], None] = unwatched,
+) -> None:
+    """Delete all but the newest, `keep` of those saved `every` so many steps, and those at multiples of `keep_every`.
+
+    One that a signal saved in between goes with the next. What claims to be later than the newest is damaged: else the
+    run had gone on from there.
     """
-    for left in folder.glob(".tmp-*"):
-        shutil.rmtree(left, ignore_errors=True)
     found = steps_found(folder)
-    scheduled = [step for step in found if step % every == 0][-keep:]
-    for step in found[:-1]:
-        if step in scheduled or (keep_every and step % keep_every == 0):
+    scheduled = [step for step in found if step % every == 0 and step <= newest][-keep:]
+    sweep(folder)
+    for step in found:
+        if step == newest or step in scheduled or (keep_every and step % keep_every == 0 and step < newest):
             continue
         path = folder / f"step-{step}"
         # Without its manifest it does not count, so a crash in the middle leaves nothing that looks whole.
-        (path / "manifest.json").unlink(missing_ok=True)
+        with disk_trouble(path, 0):
+            (path / "manifest.json").unlink(missing_ok=True)
         reached("inside prune")
         shutil.rmtree(path, ignore_errors=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+import re
+import resource
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,21 +18,39 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from regard.errors import DamagedFile, DiskTrouble, InputError
+from regard import catalogue
+from regard.errors import DamagedFile, InputError, RunFailed
+
+PART = ".part"  # how the names end that files have until they are whole
+
+# Under its own key whatever the value, or a value of its form: no single flipped byte can hide it.
+_DIGEST = re.compile(rb'"sha256":"([^"]*)"|"[^"]{6}":"([0-9a-f]{64})"')
 
 
-def write_file(path: Path, content: bytes) -> None:
+def unwatched(point: str) -> None:
+    """Nobody is told which point of a write was reached; tests of durability are."""
+
+
+def write_file(path: Path, content: bytes, reached: Callable[[str], None] = unwatched) -> None:
     """Write beside the file, flush to the disk, then take its name: nobody ever sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
     with disk_trouble(path, len(content)):
         try:
-            with open(beside, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
+            write_flushed(beside, content, f".{path.name}", reached)
             os.replace(beside, path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def write_flushed(path: Path, content: bytes, called: str, reached: Callable[[str], None]) -> None:
+    """Write one file and flush it to the disk; `reached` is told of it by the name it is called."""
+    with open(path, "wb") as file:
+        file.write(content[: len(content) // 2])
+        reached(f"inside {called}")
+        file.write(content[len(content) // 2 :])
+        file.flush()
+        os.fsync(file.fileno())
+    reached(f"after {called}")
 
 
 def sync_folder(path: Path) -> None:
@@ -46,32 +68,68 @@ def disk_trouble(path: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DiskTrouble(f"cannot write {path}: {error.strerror or error}{_room(path, needed)}.") from error
+        room, remedy = _room(path, needed, error)
+        raise catalogue.DISK_FULL(path=path, why=error.strerror or error, room=room, remedy=remedy) from error
 
 
-def _room(path: Path, needed: int) -> str:
+def _room(path: Path, needed: int, error: OSError) -> tuple[str, str]:
+    """What is needed, what there is, and what helps."""
+    there = next(place for place in path.absolute().parents if os.path.exists(place))
     try:
-        status = os.statvfs(path.parent)
+        free = f"needs {needed:,} bytes, {shutil.disk_usage(there).free:,} free"
     except OSError:
-        return ""
-    free = status.f_bavail * status.f_frsize
-    return f" (needs {needed:,} bytes, {free:,} free). Free some space or choose another --out"
+        free = f"needs {needed:,} bytes"
+    if error.errno == errno.EFBIG:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return f"{free}, {limit:,} allowed in a file", "Raise the limit with ulimit -f."
+    return free, "Free some space or choose another --out."
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors form of some tensors."""
+    """The safetensors form of some tensors, with the SHA-256 of it all; what is not finite is never written."""
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise RunFailed(f"{name} holds a value that is not finite, so it is not saved. Try a smaller train.rate.")
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return bytes(save(whole, metadata={"format": "pt"}))
+    return _sealed(bytes(save(whole, metadata={"format": "pt"})))
+
+
+def _sealed(content: bytes) -> bytes:
+    """Add to the metadata the SHA-256 of the file as it is with 64 zeros in the digest's place."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    before, mark, after = content[8:end].partition(b'"format":"pt"')
+    head, tail = before + mark + b',"sha256":"', b'"' + after.rstrip()
+    tail += b" " * (-(len(head) + 64 + len(tail)) % 8)  # tensors begin at multiples of 8
+    length = (len(head) + 64 + len(tail)).to_bytes(8, "little")
+    digest = sha256(length, head, b"0" * 64, tail, content[end:])
+    return b"".join((length, head, digest.encode(), tail, content[end:]))
+
+
+def _require_seal(path: Path) -> None:
+    """Hold a file that carries its SHA-256 against it; files that others wrote carry none."""
+    with open(path, "rb") as file:
+        length = file.read(8)
+        header = file.read(int.from_bytes(length, "little"))
+        found = _DIGEST.search(header)
+        if found is None:
+            return
+        start, end = found.span(found.lastindex or 0)
+        digest = hashlib.sha256(length + header[:start] + b"0" * 64 + header[end:])
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    if digest.hexdigest().encode() != header[start:end]:
+        raise catalogue.DAMAGED_WEIGHTS(path=path, why="it fails its checksum")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, copied into memory."""
+    """The tensors of a safetensors file, checked and copied into memory."""
     require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
+            _require_seal(path)
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, KeyError) as error:
-        raise DamagedFile(f"{path} is damaged: {_first_line(error)}. Restore it from a copy.") from error
+        raise catalogue.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -81,7 +139,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
-        raise DamagedFile(f"{path} is damaged: {_first_line(error)}. Restore it from a copy.") from error
+        raise catalogue.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -109,9 +167,12 @@ def require_file(path: Path) -> None:
         raise InputError(f"{path} is not readable by this user. Ask its owner for chmod 644.")
 
 
-def sha256(content: bytes) -> str:
-    """The hexadecimal SHA-256 of some bytes."""
-    return hashlib.sha256(content).hexdigest()
+def sha256(*parts: bytes) -> str:
+    """The hexadecimal SHA-256 of some bytes, in parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def _first_line(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard import catalogue
 from regard.describe import from_plain, to_plain
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
-from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
+from regard.store.files import (
+    json_bytes,
+    read_json,
+    read_shapes,
+    read_tensors,
+    tensors_to_bytes,
+    unwatched,
+    write_file,
+)
 from regard.text.tokenizer import Tokenizer
 from regard.version import __version__
 
@@ -63,9 +72,9 @@ def write_description(
         write_file(folder / "target_tokenizer.json", tokenizers[1].to_json().encode())
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_weights(folder: Path, tensors: Mapping[str, Tensor], reached: Callable[[str], None] = unwatched) -> None:
     """The weights of a model folder, whole or not at all."""
-    write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
+    write_file(folder / WEIGHTS, tensors_to_bytes(tensors), reached)
 
 
 def read_folder(folder: Path, device: torch.device) -> Loaded:
@@ -74,7 +83,7 @@ def read_folder(folder: Path, device: torch.device) -> Loaded:
         raise InputError(f"no such model folder: {folder}. Train one with: regard train dates --out {folder}.")
     config = read_json(folder / "config.json")
     if config.get("model_type") != "regard":
-        raise InputError(f"model_type {config.get('model_type')!r} is not supported ({folder}/config.json).")
+        raise catalogue.UNKNOWN_ARCHITECTURE(found=config.get("model_type"), folder=folder)
     refuse_pickles(folder)
     description, vocabularies = _described(folder, config)
     _compare(folder, description, vocabularies)
@@ -90,7 +99,7 @@ def refuse_pickles(folder: Path) -> None:
         return
     for name in PICKLES:
         if (folder / name).exists():
-            raise DamagedFile(f"{folder / name} is a pickle and could run code; regard will not open it.")
+            raise catalogue.PICKLE(path=folder / name)
 
 
 def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
@@ -121,12 +130,16 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
     found = read_shapes(folder / WEIGHTS)
     for name, shape in expected.items():
         if name not in found:
-            raise DamagedFile(f"{folder}/{WEIGHTS} lacks {name}, which config.json asks for.")
+            raise catalogue.CONFIG_AND_WEIGHTS(
+                what=f"{WEIGHTS} lacks {name}, which config.json asks for", folder=folder
+            )
         if found[name] != shape:
-            raise DamagedFile(f"{name} is {found[name]} in {folder}/{WEIGHTS}, config.json says {shape}.")
+            what = f"{name} is {found[name]} in {WEIGHTS}, config.json says {shape}"
+            raise catalogue.CONFIG_AND_WEIGHTS(what=what, folder=folder)
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
-        raise DamagedFile(f"{folder}/{WEIGHTS} holds {unknown[0]}, which config.json knows nothing of.")
+        what = f"{WEIGHTS} holds {unknown[0]}, which config.json knows nothing of"
+        raise catalogue.CONFIG_AND_WEIGHTS(what=what, folder=folder)
 
 
 def _generation(path: Path) -> dict[str, Any]:
@@ -140,6 +153,13 @@ def _generation(path: Path) -> dict[str, Any]:
         except InputError as error:
             raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
     return {name: value for name, value in found.items() if value is not None}
+
+
+def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer | None]:
+    """The tokenizers of a model folder."""
+    paths = [folder / name for name in ("tokenizer.json", "target_tokenizer.json")]
+    first, *second = [Tokenizer.from_json(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+    return first, second[0] if second else None
 
 
 def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tokenizer, Tokenizer | None]:
@@ -159,7 +179,5 @@ def _tokenizer(path: Path, vocabulary: int) -> Tokenizer:
     except DamagedFile as error:
         raise DamagedFile(f"{error} ({path})") from None
     if tokenizer.vocabulary > vocabulary:
-        raise DamagedFile(
-            f"{path} has {tokenizer.vocabulary:,} tokens, the model knows {vocabulary:,}: they do not belong together."
-        )
+        raise catalogue.FOREIGN_TOKENIZER(path=path, found=tokenizer.vocabulary, known=vocabulary)
     return tokenizer

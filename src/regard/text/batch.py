@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.text.order import Indices, Order, Share, permuted
 
 IGNORE = -100
 _POOL = 100
-
-Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +40,28 @@ class Batch:
         return moved
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands in its data: so many epochs, pools of this epoch and steps of this pool are done."""
+
+    epoch: int = 0
+    pool: int = 0
+    step: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Which samples each optimizer step takes: alike in length, at most `batch_tokens` padded tokens, all sides."""
+    """Which samples each optimizer step takes: alike in length, at most `batch_tokens` padded tokens, all sides.
 
-    lengths: NDArray[np.int64]
+    An epoch is shuffled and taken pool by pool; inside a pool samples are sorted by length, cut into steps, and the
+    steps shuffled. Only one pool is ever looked at, so any place of any epoch is reached at once.
+    """
+
+    lengths: NDArray[np.integer[Any]]
     batch_tokens: int
     seed: int
-    _last: dict[int, list[Indices]] = field(default_factory=dict, init=False, repr=False)
+    shares: tuple[Share, ...] = ()  # of several corpora; none: each sample once an epoch
+    _last: dict[tuple[int, int], list[Indices]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.batch_tokens < 1:
@@ -55,28 +69,48 @@ class Plan:
         if self.seed < 0:
             raise InputError(f"seed {self.seed} is negative (train.seed). Use 0 or more.")
 
+    def take(self, place: Place) -> tuple[Indices, Place]:
+        """The samples of the step at a place, and the place after it."""
+        steps = self.pool(place.epoch, place.pool)
+        if place.step + 1 < len(steps):
+            after = replace(place, step=place.step + 1)
+        elif place.pool + 1 < self.pools:
+            after = Place(place.epoch, place.pool + 1)
+        else:
+            after = Place(place.epoch + 1)
+        return steps[place.step], after
+
     def epoch(self, number: int) -> list[Indices]:
-        """The samples of each step of an epoch: shuffled, sorted by length inside pools, cut, shuffled again."""
-        if number not in self._last:
-            steps = self._draw(number)
+        """The samples of each step of an epoch."""
+        return [step for pool in range(self.pools) for step in self.pool(number, pool)]
+
+    def pool(self, epoch: int, number: int) -> list[Indices]:
+        """The samples of each step of a pool."""
+        if (epoch, number) not in self._last:
+            samples = self._order.at(epoch, number * self._pool, (number + 1) * self._pool)
+            steps = self._cut(self._sorted(samples))
+            order = permuted(np.arange(len(steps)), len(steps), (self.seed, epoch, 0, number))
             self._last.clear()
-            self._last[number] = steps
-        return self._last[number]
+            self._last[epoch, number] = [steps[place] for place in order]
+        return self._last[epoch, number]
 
     def in_order(self) -> list[Indices]:
         """Every sample once, from short to long: for validation, where the order does not matter."""
-        order = self._sorted(np.arange(len(self.lengths)))
-        return self._cut(order)
+        return self._cut(self._sorted(np.arange(len(self.lengths))))
 
-    def _draw(self, number: int) -> list[Indices]:
-        # Raw words of a bit generator are promised to stay the same in every version of NumPy; permutations are not.
-        generator = np.random.PCG64([self.seed, number])
-        order = _permutation(generator, len(self.lengths))
-        average = max(1.0, float(self.lengths.sum()) / max(1, len(order)))
-        pool = max(1, int(_POOL * self.batch_tokens / average))
-        pools = [self._sorted(order[start : start + pool]) for start in range(0, len(order), pool)]
-        steps = [step for samples in pools for step in self._cut(samples)]
-        return [steps[place] for place in _permutation(generator, len(steps))]
+    @cached_property
+    def pools(self) -> int:
+        """How many pools an epoch has."""
+        return -(-len(self._order) // self._pool)
+
+    @cached_property
+    def _order(self) -> Order:
+        return Order(self.shares or (Share(len(self.lengths)),), self.seed)
+
+    @cached_property
+    def _pool(self) -> int:
+        average = max(1.0, float(self.lengths.sum(dtype=np.int64)) / max(1, len(self.lengths)))
+        return max(1, int(_POOL * self.batch_tokens / average))
 
     def _sorted(self, samples: Indices) -> Indices:
         """Samples from short to long, by the longest side, then by each; equals stay in order."""
@@ -85,7 +119,7 @@ class Plan:
 
     def _cut(self, samples: Indices) -> list[Indices]:
         """Runs of samples as long as the budget allows; a sample beyond the budget stands alone."""
-        lengths = self.lengths[samples]
+        lengths = np.asarray(self.lengths[samples], dtype=np.int64)
         steps, start = [], 0
         while start < len(samples):
             most = max(1, self.batch_tokens // max(1, int(lengths[start].sum())))
@@ -100,7 +134,3 @@ class Plan:
 def split(indices: Indices, parts: int) -> list[Indices]:
     """A step's samples dealt round among ranks or accumulated parts; some may get none."""
     return [indices[part::parts] for part in range(parts)]
-
-
-def _permutation(generator: np.random.PCG64, count: int) -> Indices:
-    return np.asarray(generator.random_raw(count), dtype=np.uint64).argsort(kind="stable")

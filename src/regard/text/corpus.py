@@ -1,35 +1,37 @@
-"""Text as it comes: files whose lines we count as `wc -l` does, and the corpora that ship with the package."""
+"""Corpora: documents or pairs, from files of many forms, from several of them, or shipped with the package."""
 
 from __future__ import annotations
 
-import codecs
-import hashlib
 import itertools
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from difflib import get_close_matches
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from regard import catalogue
 from regard.errors import InputError, suggest
+from regard.text.align import find_shift
+from regard.text.cache import Cache, digest_of
+from regard.text.files import Reading
+from regard.text.forms import open_sides
+from regard.text.texts import Chained, bad_texts, side_digest, sizes_of
 
 if TYPE_CHECKING:
     from regard.text.split import Split
 
-Documents = Literal["file", "line", "paragraph"]
-
-_LONGEST_LINE = 1_000_000
 _RANGES_SHOWN = 6
-_PART = 100_000
-_PART_END = re.compile(r"(?<=\S)(?=[ \n])")
-_FOREIGN = {
-    codecs.BOM_UTF16_LE: "looks like UTF-16 (BOM FF FE). Convert: iconv -f utf-16 -t utf-8 {path}.",
-    codecs.BOM_UTF16_BE: "looks like UTF-16 (BOM FE FF). Convert: iconv -f utf-16 -t utf-8 {path}.",
-    b"\x1f\x8b": "is gzip (1F 8B). Decompress it: gzip -dc < {path} > plain.txt.",
-}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a corpus: so many texts, read from here, each of which comes `weight` times an epoch."""
+
+    names: tuple[str, ...]
+    texts: int
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,31 +42,41 @@ class Corpus:
     targets: Sequence[str] | None
     names: tuple[str, ...]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            object.__setattr__(self, "parts", (Part(self.names, len(self.sources)),))
 
     def __len__(self) -> int:
         return len(self.sources)
 
+    @property
+    def sides(self) -> tuple[Sequence[str], ...]:
+        """The sources, and the targets if there are any."""
+        return (self.sources,) if self.targets is None else (self.sources, self.targets)
+
     def where(self, indices: Iterable[int]) -> str:
         """[11, 14, 19, 20, 21] -> "data/train.de:12, 15, 20-22": lines counted from 1, shortened when many."""
-        numbers = sorted({int(index) + 1 for index in indices})
-        runs = [
-            [number for _, number in run]
-            for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
-        ]
-        shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_RANGES_SHOWN]]
-        rest = sum(len(run) for run in runs[_RANGES_SHOWN:])
-        return f"{self.names[0]}:{', '.join(shown)}" + (f" and {rest:,} more" if rest else "")
+        ends = list(itertools.accumulate(part.texts for part in self.parts))
+        places = sorted({int(index) for index in indices})
+        by_part = itertools.groupby(places, key=lambda place: bisect_right(ends, place))
+        return "; ".join(
+            _lines(
+                self.parts[number].names[0], [place + 1 - (ends[number] - self.parts[number].texts) for place in run]
+            )
+            for number, run in by_part
+        )
+
+    @cached_property
+    def bad(self) -> frozenset[int]:
+        """Texts that are not UTF-8 on some side, and were to be left out."""
+        return frozenset[int]().union(*(bad_texts(side) for side in self.sides))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all the text, each piece preceded by its length so that no two corpora look alike."""
-        digest = hashlib.sha256()
-        for side in (self.sources, self.targets or ()):
-            digest.update(b"%d texts\n" % len(side))
-            for text in side:
-                encoded = text.encode()
-                digest.update(b"%d\n" % len(encoded) + encoded)
-        return digest.hexdigest()
+        """SHA-256 of all the text, so that no two corpora look alike."""
+        return digest_of([side_digest(side) for side in self.sides])
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -73,12 +85,7 @@ def read_lines(path: str | Path) -> list[str]:
     A byte order mark at the start is removed, and so is the \r of a file in which every line ends in \r\n; any other
     \r stays. A last line without \n counts; after a final \n no line begins.
     """
-    return [line.removesuffix("\n") for line in _decoded_lines(Path(path), longest=_LONGEST_LINE)]
-
-
-def read_text(path: str | Path) -> str:
-    r"""A UTF-8 file as one text, line ends included (as \n where every line ends in \r\n)."""
-    return "".join(_decoded_lines(Path(path), longest=None))
+    return list(open_sides(str(path), Reading("line"), Cache())[0])
 
 
 def pair_paths(pattern: str) -> tuple[Path, Path] | None:
@@ -90,19 +97,46 @@ def pair_paths(pattern: str) -> tuple[Path, Path] | None:
     return Path(before + first + after), Path(before + second + after)
 
 
-def read_corpus(pattern: str, *, documents: Documents = "file") -> Corpus:
-    """The pairs of data/train.{de,en}, or the documents of one file: all of it, its lines or its paragraphs."""
+def read_corpus(pattern: str, reading: Reading = Reading(), cache: Cache = Cache()) -> Corpus:  # noqa: B008 (frozen)
+    """The pairs of data/train.{de,en}, a .tsv or JSON lines, or the documents of a file or folder; "-" is stdin."""
     pair = pair_paths(pattern)
     if pair is not None:
-        return read_pairs(*pair)
-    if documents == "file":
-        text = read_text(pattern)
-        texts = [text] if text else []
-    else:
-        texts = read_lines(pattern)
-        texts = _paragraphs(texts) if documents == "paragraph" else texts
-    _refuse_empty(pattern, texts)
-    return Corpus(texts, None, (pattern,))
+        return read_pairs(*pair, reading, cache)
+    sides = open_sides(pattern, reading, cache)
+    name = "standard input" if pattern == "-" else pattern
+    _refuse_empty(name, sides[0])
+    return Corpus(sides[0], sides[1] if len(sides) > 1 else None, (name,))
+
+
+def read_pairs(
+    source: str | Path, target: str | Path, reading: Reading = Reading(), cache: Cache = Cache()  # noqa: B008
+) -> Corpus:  # fmt: skip
+    """Two files, or folders of files, of equally many lines."""
+    by_line = replace(reading, documents="line", fields=None)
+    sources, targets = open_sides(str(source), by_line, cache)[0], open_sides(str(target), by_line, cache)[0]
+    if len(sources) != len(targets):
+        shift = find_shift(sizes_of(sources), sizes_of(targets))
+        place = "" if shift is None else f" First suspicious place near line {shift.line:,}."
+        raise catalogue.UNEQUAL_LINES(
+            source=source, sources=len(sources), target=target, targets=len(targets), place=place
+        )
+    _refuse_empty(source, sources)
+    return Corpus(sources, targets, (str(source), str(target)))
+
+
+def join_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
+    """Several corpora as one, each with its weight."""
+    members = [corpus for corpus, _ in corpora]
+    if len({corpus.targets is None for corpus in members}) > 1:
+        names = ", ".join(corpus.names[0] for corpus in members)
+        raise InputError(f"some of {names} are pairs, others are not (text.train). Name corpora of one kind.")
+    targets = [corpus.targets for corpus in members if corpus.targets is not None]
+    return Corpus(
+        Chained([corpus.sources for corpus in members]),
+        Chained(targets) if targets else None,
+        tuple(name for corpus in members for name in corpus.names),
+        parts=tuple(replace(part, weight=weight) for corpus, weight in corpora for part in corpus.parts),
+    )
 
 
 def embedded_corpus(name: str, split: Split) -> Corpus:
@@ -120,94 +154,16 @@ def embedded_corpus(name: str, split: Split) -> Corpus:
     raise InputError(f'no embedded corpus is called "{name}" (text.corpus). {suggest(name, ["dates", "python"])}')
 
 
-def cut_text(text: str) -> Iterator[str]:
-    """A long text in parts, cut before a space, where tokens end anyway: the library needs 150 times a part's size."""
-    start = 0
-    while (end := _PART_END.search(text, start + _PART)) is not None:
-        yield text[start : end.start()]
-        start = end.start()
-    yield text[start:]
+def _lines(name: str, numbers: list[int]) -> str:
+    runs = [
+        [number for _, number in run]
+        for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_RANGES_SHOWN]]
+    rest = sum(len(run) for run in runs[_RANGES_SHOWN:])
+    return f"{name}:{', '.join(shown)}" + (f" and {rest:,} more" if rest else "")
 
 
-def read_pairs(source: Path, target: Path) -> Corpus:
-    """Two files of equally many lines."""
-    sources, targets = read_lines(source), read_lines(target)
-    if len(sources) != len(targets):
-        raise InputError(
-            f"{source} has {len(sources):,} lines, {target} {len(targets):,}: they must match. "
-            "Line i of one is the translation of line i of the other; find the line that is missing or split."
-        )
-    _refuse_empty(source, sources)
-    return Corpus(sources, targets, (str(source), str(target)))
-
-
-def _paragraphs(lines: list[str]) -> list[str]:
-    """Runs of lines between blank ones, each as one text."""
-    runs = itertools.groupby(lines, key=lambda line: bool(line.strip()))
-    return ["\n".join(run) for filled, run in runs if filled]
-
-
-def _refuse_empty(path: str | Path, texts: list[str]) -> None:
+def _refuse_empty(path: str | Path, texts: Sequence[str]) -> None:
     if not texts:
-        raise InputError(f"{path} has 0 lines. Name a file that holds text.")
-
-
-def _decoded_lines(path: Path, *, longest: int | None) -> list[str]:
-    r"""The lines of a file with their \n, decoded; a line of more than `longest` bytes is refused unread."""
-    limit = -1 if longest is None else longest + 1
-    lines = []
-    try:
-        with path.open("rb") as file:
-            _refuse_foreign(path, file.read(2))
-            file.seek(0)
-            for number, line in enumerate(iter(lambda: file.readline(limit), b""), 1):
-                if longest is not None and len(line) > longest:
-                    raise InputError(
-                        f"{path} line {number:,} is longer than {longest:,} bytes. Is it a file without line breaks? "
-                        "Split it into lines."
-                    )
-                lines.append(decode_line(line, path, number))
-    except FileNotFoundError:
-        raise InputError(_missing(path)) from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}. Name a readable file.") from None
-    return _without_marks(lines)
-
-
-def _without_marks(lines: list[str]) -> list[str]:
-    r"""Lines without the byte order mark of the first, and with \n for \r\n if all of them end so."""
-    lines[:1] = [line.removeprefix("\ufeff") for line in lines[:1]]
-    ended = lines if not lines or lines[-1].endswith("\n") else lines[:-1]
-    if ended and all(line.endswith("\r\n") for line in ended):
-        return [line.removesuffix("\r\n") + "\n" for line in ended] + lines[len(ended) :]
-    return lines
-
-
-def decode_line(line: bytes, path: str | Path, number: int) -> str:
-    """The text of a line; `path` and `number` say where it stands when it is not UTF-8 or holds a NUL."""
-    if b"\0" in line:
-        raise InputError(
-            f"{path} line {number:,}: NUL byte. Remove it: tr -d '\\000' < {shlex.quote(str(path))} > clean.txt."
-        )
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        byte = line[error.start]
-        likely, encoding = ("Latin-1", "latin1") if byte >= 0xA0 else ("Windows-1252", "cp1252")
-        raise InputError(
-            f"{path} line {number:,}, byte {error.start + 1:,}: 0x{byte:02X} is not UTF-8 (looks like {likely}). "
-            f"Convert: iconv -f {encoding} -t utf-8 {shlex.quote(str(path))}."
-        ) from None
-
-
-def _refuse_foreign(path: Path, start: bytes) -> None:
-    if start in _FOREIGN:
-        raise InputError(f"{path} {_FOREIGN[start].format(path=shlex.quote(str(path)))}")
-
-
-def _missing(path: Path) -> str:
-    """What to say of a file that is not there, with the nearest name that is."""
-    present = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = get_close_matches(path.name, present, n=1)
-    hint = f' Did you mean "{path.parent / near[0]}"?' if near else ""
-    return f"no such file: {path}. Current directory is {Path.cwd()}.{hint}"
+        raise catalogue.EMPTY_TEXT(path=path)

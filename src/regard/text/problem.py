@@ -2,44 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from regard import catalogue
 from regard.errors import InputError
-from regard.text.batch import IGNORE, Batch, Indices
-from regard.text.corpus import Corpus, cut_text
+from regard.text.batch import IGNORE, Batch
+from regard.text.cache import Cache, Columns
+from regard.text.corpus import Corpus
+from regard.text.dropout import Dropout
+from regard.text.encode import Rows, encode_texts, rows_of
+from regard.text.order import Indices, Share
+from regard.text.texts import sizes_of
 from regard.text.tokenizer import Tokenizer
 
-_SLICE_TEXTS = 10_000
-_SLICE_CHARACTERS = 1_000_000
+_BLOCK = 1_000_000
+
+Tokenizers = tuple[Tokenizer, Tokenizer | None]
+
+
+@dataclass(frozen=True, eq=False)
+class LeftOut:
+    """The texts that are not learnt from, and why: `reason[i]` of `reasons` for text `index[i]`."""
+
+    index: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reason: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
+    reasons: tuple[str, ...] = ()
+
+    def counts(self) -> dict[str, int]:
+        """How many were left out, by reason; reasons that never held are not named."""
+        found = np.bincount(self.reason, minlength=len(self.reasons)).tolist()
+        return {reason: count for reason, count in zip(self.reasons, found) if count}
 
 
 class Samples(Protocol):
     """A corpus as rows that can be drawn in any order."""
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> NDArray[Any]:
         """Samples by sides: the tokens of each as they stand in a batch."""
 
     @property
-    def dropped(self) -> dict[str, int]:
-        """How many texts or pairs were left out, by reason."""
+    def text_lengths(self) -> tuple[NDArray[Any], ...]:
+        """The tokens of every text, begin and end included, side by side; of those left out too."""
+
+    @property
+    def left_out(self) -> LeftOut:
+        """The texts or pairs that are not among the samples."""
 
     @property
     def bytes(self) -> int:
         """The UTF-8 bytes of all that is to be predicted in an epoch."""
 
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """How many samples come from each part of the corpus, and how often each comes in an epoch."""
+
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Sequence[int] | Indices) -> Batch:
-        """Some of the samples, padded on the right to the longest."""
+    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
+        """Some of the samples, padded on the right to the longest; what is random in them follows from `draw`."""
 
     def where(self, indices: Sequence[int] | Indices) -> str:
         """Where in the corpus these samples come from."""
@@ -54,27 +83,53 @@ class Translation:
     def __post_init__(self) -> None:
         _require_positive("longest", self.longest)
 
-    def samples(self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer | None]) -> PairSamples:
+    def samples(
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
+    ) -> PairSamples:  # fmt: skip
         """The pairs of a corpus as tokens."""
         if corpus.targets is None:
             raise InputError(f"{corpus.names[0]} has one side (text.train). Name two, as in data/train.{{de,en}}.")
-        source, target = tokenizers[0], tokenizers[1] or tokenizers[0]
-        sides = encode_texts(source, corpus.sources), encode_texts(target, corpus.targets)
-        lengths = np.stack([side.lengths for side in sides], axis=1) + 1
-        empty = (lengths == 1).any(axis=1)
-        long = (lengths > self.longest).any(axis=1) & ~empty
-        dropped = {f"longer than {self.longest:,} tokens": int(long.sum()), "empty": int(empty.sum())}
-        kept = np.flatnonzero(~empty & ~long)
-        _require_some(len(kept), corpus, "lines", dropped, remedy="Raise text.problem.longest or split the text.")
+        both = tokenizers[0], tokenizers[1] or tokenizers[0]
+        sides = encode_texts(both[0], corpus.sources, cache), encode_texts(both[1], corpus.targets, cache)
+        key = [corpus.digest, [one.digest for one in both], self.longest] if cache.root else None
+        table = cache.table("pairs", key, lambda columns: self._sort_out(corpus, sides, columns))
+        left_out = LeftOut(table.columns["left"], table.columns["reason"], tuple(table.facts["reasons"]))
+        kept = table.columns["kept"]
+        _require_some(len(kept), corpus, "lines", left_out, "Raise text.problem.longest or split the text.")
         return PairSamples(
             corpus=corpus,
-            sources=sides[0].select(kept).framed(source.begin, source.end),
-            targets=sides[1].select(kept).framed(target.begin, target.end),
+            sides=sides,
             kept=kept,
-            pads=(source.pad, target.pad),
-            dropped=_counted(dropped),
-            bytes=_size(corpus.targets, kept),
+            lengths=table.columns["lengths"],
+            pads=(both[0].pad, both[1].pad),
+            frames=tuple((one.begin, one.end) for one in both),
+            left_out=left_out,
+            bytes=table.facts["bytes"],
+            dropout=tuple(Dropout(one, dropout) for one in both) if dropout else (),
+            longest=self.longest,
         )
+
+    def _sort_out(self, corpus: Corpus, sides: tuple[Rows, Rows], columns: Columns) -> Mapping[str, Any]:
+        """Which pairs are learnt from, block by block."""
+        reasons = ("not UTF-8", "empty", f"longer than {self.longest:,} tokens")
+        assert corpus.targets is not None
+        sizes, size = sizes_of(corpus.targets), 0
+        for first in range(0, len(corpus), _BLOCK):
+            stop = min(len(corpus), first + _BLOCK)
+            lengths = np.stack([side.lengths[first:stop] for side in sides], axis=1) - 1
+            tests = [
+                np.isin(np.arange(first, stop), list(corpus.bad)),
+                (lengths <= 1).any(axis=1),
+                (lengths > self.longest).any(axis=1),
+            ]
+            held = np.stack([*tests, np.ones(stop - first, dtype=bool)], axis=1).argmax(axis=1)
+            left, kept = np.flatnonzero(held < len(reasons)), np.flatnonzero(held == len(reasons))
+            columns.append("kept", kept + first)
+            columns.append("lengths", lengths[kept].astype(np.int32))
+            columns.append("left", left + first)
+            columns.append("reason", held[left].astype(np.uint8))
+            size += int(sizes[first:stop][kept].sum())
+        return {"reasons": reasons, "bytes": size}
 
 
 @dataclass(frozen=True)
@@ -86,27 +141,28 @@ class NextToken:
     def __post_init__(self) -> None:
         _require_positive("length", self.length)
 
-    def samples(self, corpus: Corpus, tokenizers: tuple[Tokenizer, Tokenizer | None]) -> PackedSamples:
+    def samples(
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
+    ) -> PackedSamples:  # fmt: skip
         """The documents of a corpus as rows: begin, document, end, begin, document, end, ..."""
         if corpus.targets is not None:
             raise InputError(f"{corpus.names[0]} has two sides (text.train). Name one file, or learn a translation.")
+        if dropout:
+            raise InputError("bpe_dropout is for pairs of lines (text.bpe_dropout). Leave it out for plain text.")
         tokenizer = tokenizers[0]
-        encoded = encode_texts(tokenizer, corpus.sources)
-        kept = np.flatnonzero(encoded.lengths)
-        dropped = {"empty": len(corpus) - len(kept)}
-        _require_some(len(kept), corpus, "documents", dropped, remedy="Name a file that holds text.")
-        stream = encoded.select(kept).framed(tokenizer.begin, tokenizer.end)
-        starts = np.arange(0, len(stream.flat) - 1, self.length)
-        rows = Rows(stream.flat, starts, np.minimum(self.length + 1, len(stream.flat) - starts))
+        stream = encode_texts(tokenizer, corpus.sources, cache)
+        empty = np.flatnonzero(np.asarray(stream.lengths) == 0)
+        held = np.isin(empty, list(corpus.bad), invert=True).astype(np.uint8)
+        left_out = LeftOut(empty, held, ("not UTF-8", "empty"))
+        _require_some(len(corpus) - len(empty), corpus, "documents", left_out, "Name a file that holds text.")
         return PackedSamples(
             corpus=corpus,
-            rows=rows,
-            kept=kept,
-            starts=stream.starts,
+            stream=stream,
+            length=self.length,
             begin=tokenizer.begin,
             pad=tokenizer.pad,
-            dropped=_counted(dropped),
-            bytes=_size(corpus.sources, kept),
+            left_out=left_out,
+            bytes=int(sizes_of(corpus.sources).sum()),
         )
 
 
@@ -115,72 +171,67 @@ def default_problem(corpus: Corpus) -> Translation | NextToken:
     return NextToken() if corpus.targets is None else Translation()
 
 
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Many rows of tokens in one array; rows may overlap."""
-
-    flat: NDArray[np.int32]
-    starts: Indices
-    lengths: NDArray[np.int64]
-
-    def select(self, kept: Indices) -> Rows:
-        """Some of the rows, and none of the other tokens."""
-        if len(kept) == len(self.lengths):
-            return self
-        wanted = np.zeros(len(self.lengths), dtype=bool)
-        wanted[kept] = True
-        return _rows(self.flat[np.repeat(wanted, self.lengths)], self.lengths[kept])
-
-    def framed(self, begin: int, end: int) -> Rows:
-        """Each row between two tokens."""
-        places = np.stack([self.starts, self.starts + self.lengths], axis=1).ravel()
-        tokens = np.tile(np.array([begin, end], dtype=np.int32), len(self.lengths))
-        return _rows(np.insert(self.flat, places, tokens), self.lengths + 2)
-
-    def padded(self, indices: Indices, *, skip: int = 0, drop: int = 0, fill: int) -> Tensor:
-        """BT: rows without their first `skip` and last `drop` tokens, filled up on the right."""
-        lengths = self.lengths[indices] - skip - drop
-        columns = np.arange(lengths.max(initial=0))
-        places = (self.starts[indices] + skip)[:, None] + columns
-        tokens = self.flat[np.minimum(places, len(self.flat) - 1)]
-        return torch.from_numpy(np.where(columns < lengths[:, None], tokens, fill).astype(np.int64))
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class PairSamples:
     """Pairs of sentences, each a row from begin to end; the source is read without its begin."""
 
     corpus: Corpus
-    sources: Rows
-    targets: Rows
+    sides: tuple[Rows, Rows]
     kept: Indices
+    lengths: NDArray[Any]  # pairs by sides: source and end, begin and target
     pads: tuple[int, int]
-    dropped: dict[str, int]
+    frames: tuple[tuple[int, int], ...]
+    left_out: LeftOut
     bytes: int
+    dropout: tuple[Dropout, ...] = ()
+    longest: int = 0
 
     def __len__(self) -> int:
         return len(self.kept)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
-        """Pairs by sides: source and end, begin and target."""
-        return np.stack([self.sources.lengths, self.targets.lengths], axis=1) - 1
+    def text_lengths(self) -> tuple[NDArray[Any], ...]:
+        """The tokens of every line."""
+        return tuple(side.lengths for side in self.sides)
 
-    def batch(self, indices: Sequence[int] | Indices) -> Batch:
-        """Some of the pairs, padded on the right to the longest."""
-        rows = np.asarray(indices, dtype=np.int64)
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The pairs of each part of the corpus."""
+        ends = np.searchsorted(self.kept, list(accumulate(part.texts for part in self.corpus.parts)))
+        counts = np.diff(ends, prepend=0).tolist()
+        return tuple(Share(count, part.weight) for count, part in zip(counts, self.corpus.parts))
+
+    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
+        """Some of the pairs, padded on the right to the longest; with a draw, words are cut as it has it."""
+        texts = self.kept[np.asarray(indices, dtype=np.int64)]
+        sources, targets = self.sides
+        rows = texts
+        if draw is not None and self.dropout:
+            sources, targets = (self._cut_anew(side, texts, draw) for side in (0, 1))
+            rows = np.arange(len(texts))
         inputs = {
-            "ids": self.targets.padded(rows, drop=1, fill=self.pads[1]),
-            "source_ids": self.sources.padded(rows, skip=1, fill=self.pads[0]),
-            **_padding("padding", self.targets.lengths[rows] - 1),
-            **_padding("source_padding", self.sources.lengths[rows] - 1),
+            "ids": targets.padded(rows, drop=1, fill=self.pads[1]),
+            "source_ids": sources.padded(rows, skip=1, fill=self.pads[0]),
+            **_padding("padding", targets.lengths[rows] - 1),
+            **_padding("source_padding", sources.lengths[rows] - 1),
         }
-        targets = self.targets.padded(rows, skip=1, fill=IGNORE)
-        return Batch(inputs, targets, tuple(self.kept[rows].tolist()))
+        return Batch(inputs, targets.padded(rows, skip=1, fill=IGNORE), tuple(texts.tolist()))
 
     def where(self, indices: Sequence[int] | Indices) -> str:
         """The lines these pairs come from."""
         return self.corpus.where(self.kept[np.asarray(indices, dtype=np.int64)])
+
+    def _cut_anew(self, side: int, texts: Indices, draw: int) -> Rows:
+        """The rows of some texts under BPE-dropout; one that grows beyond the longest stays as it was."""
+        begin, end = self.frames[side]
+        rows = []
+        for number in texts.tolist():
+            ids = self.dropout[side].encode(self.corpus.sides[side][number], (draw << 40) ^ (2 * number + side))
+            if len(ids) + 1 > self.longest:
+                start, length = int(self.sides[side].starts[number]), int(self.sides[side].lengths[number])
+                ids = self.sides[side].flat[start + 1 : start + length - 1].tolist()
+            rows.append([begin, *ids, end])
+        return rows_of(rows)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -188,42 +239,63 @@ class PackedSamples:
     """Documents in one stream cut into rows, each row one token longer than its input."""
 
     corpus: Corpus
-    rows: Rows
-    kept: Indices
-    starts: Indices
+    stream: Rows
+    length: int
     begin: int
     pad: int
-    dropped: dict[str, int]
+    left_out: LeftOut
     bytes: int
 
     def __len__(self) -> int:
-        return len(self.rows.lengths)
+        return -(-(len(self.stream.flat) - 1) // self.length)
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> NDArray[Any]:
         """Rows by one side."""
-        return self.rows.lengths[:, None] - 1
+        lengths = np.full((len(self), 1), self.length, dtype=np.int32)
+        lengths[-1] = len(self.stream.flat) - 1 - (len(self) - 1) * self.length
+        return lengths
 
-    def batch(self, indices: Sequence[int] | Indices) -> Batch:
+    @property
+    def text_lengths(self) -> tuple[NDArray[Any], ...]:
+        """The tokens of every document."""
+        return (self.stream.lengths,)
+
+    @property
+    def shares(self) -> tuple[Share, ...]:
+        """The rows that begin in each part of the corpus."""
+        ends = [int(self.stream.lengths[:end].sum()) for end in accumulate(part.texts for part in self.corpus.parts)]
+        rows = np.minimum(-(-np.array(ends) // self.length), len(self))
+        return tuple(Share(n, part.weight) for n, part in zip(np.diff(rows, prepend=0).tolist(), self.corpus.parts))
+
+    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
         """Some of the rows; after a document's end nothing is to be predicted until the next has begun."""
-        rows = np.asarray(indices, dtype=np.int64)
-        ids = self.rows.padded(rows, drop=1, fill=self.pad)
-        targets = self.rows.padded(rows, skip=1, fill=IGNORE)
+        places = np.asarray(indices, dtype=np.int64)
+        rows = Rows(self.stream.flat, *self._bounds(places))
+        every = np.arange(len(places))
+        ids = rows.padded(every, drop=1, fill=self.pad)
+        targets = rows.padded(every, skip=1, fill=IGNORE)
         targets[targets == self.begin] = IGNORE
-        inputs = {"ids": ids, **_padding("padding", self.rows.lengths[rows] - 1), **self._documents(ids)}
-        return Batch(inputs, targets, tuple(self.kept[self._document_at(self.rows.starts[rows])].tolist()))
+        inputs = {"ids": ids, **_padding("padding", rows.lengths - 1), **self._documents(ids)}
+        return Batch(inputs, targets, tuple(self._document_at(rows.starts).tolist()))
 
     def where(self, indices: Sequence[int] | Indices) -> str:
         """The documents these rows touch."""
-        rows = np.asarray(indices, dtype=np.int64)
-        first = self._document_at(self.rows.starts[rows])
-        last = self._document_at(self.rows.starts[rows] + self.rows.lengths[rows] - 2)
-        touched = [self.kept[start : stop + 1] for start, stop in zip(first, last)]
-        return self.corpus.where(chain.from_iterable(touched))
+        starts, lengths = self._bounds(np.asarray(indices, dtype=np.int64))
+        touched = zip(self._document_at(starts).tolist(), self._document_at(starts + lengths - 2).tolist())
+        return self.corpus.where(chain.from_iterable(self._filled(first, last) for first, last in touched))
+
+    def _bounds(self, rows: Indices) -> tuple[Indices, Indices]:
+        """Where rows start in the stream, and how many tokens they have."""
+        starts = rows * self.length
+        return starts, np.minimum(self.length + 1, len(self.stream.flat) - starts)
 
     def _document_at(self, places: Indices) -> Indices:
-        """Which kept document each place of the stream belongs to."""
-        return np.searchsorted(self.starts, places, side="right") - 1
+        """Which document each place of the stream belongs to."""
+        return np.searchsorted(self.stream.starts, places, side="right") - 1
+
+    def _filled(self, first: int, last: int) -> Iterator[int]:
+        return (number for number in range(first, last + 1) if self.stream.lengths[number])
 
     def _documents(self, ids: Tensor) -> dict[str, Tensor]:
         """BT -> which document of its row a token is in, and its place there; nothing if every row has one."""
@@ -236,38 +308,7 @@ class PackedSamples:
         return {"positions": columns - last_begin, "document": document}
 
 
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str]) -> Rows:
-    """Texts as rows of tokens, encoded in slices so that memory stays bounded."""
-    lengths = np.zeros(len(texts), dtype=np.int64)
-    flat = [np.zeros(0, dtype=np.int32)]
-    for owners, parts in _slices(texts):
-        encoded = tokenizer.encode_batch(parts)
-        np.add.at(lengths, owners, [len(ids) for ids in encoded])
-        flat.append(np.fromiter(chain.from_iterable(encoded), dtype=np.int32))
-    return _rows(np.concatenate(flat), lengths)
-
-
-def _slices(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """Texts, the long ones in parts, in slices of bounded size, and which text each part belongs to."""
-    owners: list[int] = []
-    parts: list[str] = []
-    characters = 0
-    for owner, text in enumerate(texts):
-        for part in cut_text(text):
-            owners.append(owner)
-            parts.append(part)
-            characters += len(part)
-            if len(parts) == _SLICE_TEXTS or characters >= _SLICE_CHARACTERS:
-                yield owners, parts
-                owners, parts, characters = [], [], 0
-    yield owners, parts
-
-
-def _rows(flat: NDArray[np.int32], lengths: NDArray[np.int64]) -> Rows:
-    return Rows(flat, np.cumsum(lengths) - lengths, lengths)
-
-
-def _padding(name: str, lengths: NDArray[np.int64]) -> dict[str, Tensor]:
+def _padding(name: str, lengths: NDArray[Any]) -> dict[str, Tensor]:
     """BT, True where there is a token, under its name; nothing if all rows are equally long."""
     longest = lengths.max(initial=0)
     if (lengths == longest).all():
@@ -275,22 +316,15 @@ def _padding(name: str, lengths: NDArray[np.int64]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(np.arange(longest) < lengths[:, None])}
 
 
-def _size(texts: Sequence[str], kept: Indices) -> int:
-    """The UTF-8 bytes of some texts."""
-    return sum(len(texts[index].encode()) for index in kept.tolist())
-
-
-def _counted(dropped: dict[str, int]) -> dict[str, int]:
-    return {reason: count for reason, count in dropped.items() if count}
-
-
 def _require_positive(name: str, value: int) -> None:
     if value < 1:
         raise InputError(f"{name} = {value} leaves no room for a token (text.problem.{name}). Use 1 or more.")
 
 
-def _require_some(kept: int, corpus: Corpus, texts: str, dropped: dict[str, int], *, remedy: str) -> None:
-    if kept:
-        return
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in _counted(dropped).items())
-    raise InputError(f"{corpus.names[0]} has 0 usable {texts} of {len(corpus):,}: {reasons}. {remedy}")
+def _require_some(kept: int, corpus: Corpus, texts: str, left_out: LeftOut, remedy: str) -> None:
+    if not kept:
+        counts = sorted(left_out.counts().items(), key=lambda pair: -pair[1])
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts)
+        raise catalogue.NOTHING_USABLE(
+            path=corpus.names[0], texts=texts, count=len(corpus), reasons=reasons, remedy=remedy
+        )

@@ -10,7 +10,8 @@ from functools import cached_property
 import tokenizers
 from tokenizers import decoders
 
-from regard.errors import DamagedFile, InputError
+from regard import catalogue
+from regard.errors import InputError
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 PAD, BEGIN, END, UNKNOWN, MASK = range(5)
@@ -82,6 +83,12 @@ class Tokenizer:
                 rows[place] = self._encode_apart(texts[place])
         return rows
 
+    def words(self, text: str) -> list[str]:
+        """A text cut into what is encoded word by word, in the tokenizer's own characters."""
+        normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        text = text if normalizer is None else str(normalizer.normalize_str(text))
+        return [text] if cutter is None else [word for word, _ in cutter.pre_tokenize_str(text)]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens to text, special ones left out."""
         return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
@@ -103,9 +110,9 @@ class Tokenizer:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic of the Rust library is not an Exception
-            raise DamagedFile(f"tokenizer.json cannot be used: {error}. Copy or download it again.") from None
+            raise catalogue.BAD_TOKENIZER(why=error) from None
         if not tokenizer.vocabulary:
-            raise DamagedFile("tokenizer.json cannot be used: it has no tokens. Copy or download it again.")
+            raise catalogue.BAD_TOKENIZER(why="it has no tokens")
         return tokenizer
 
     @cached_property

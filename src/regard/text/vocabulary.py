@@ -9,8 +9,12 @@ from dataclasses import dataclass
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
-from regard.errors import InputError
-from regard.text.corpus import Corpus, cut_text, read_text
+from regard import catalogue
+from regard.describe import to_plain
+from regard.text.cache import Cache
+from regard.text.corpus import Corpus
+from regard.text.files import read_text
+from regard.text.texts import Chained, pieces, side_digest
 from regard.text.tokenizer import BYTES, SPECIALS, UNKNOWN, Tokenizer
 
 # Runs of letters, of digits or of signs, with the space before them; a run is cut at 64 characters because training
@@ -27,7 +31,7 @@ class Character:
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The characters of the texts, in order."""
-        vocabulary = _numbered(sorted(set[str]().union(*texts)))
+        vocabulary = _numbered(_characters(texts))
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token=SPECIALS[UNKNOWN]))
         tokenizer.decoder = decoders.Fuse()
         return _finished(tokenizer)
@@ -130,7 +134,7 @@ class WordPiece:
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """Every character, at a word's start and inside it, and the merges of pairs that occur twice or more."""
-        characters = [character for character in sorted(set[str]().union(*texts)) if not character.isspace()]
+        characters = [character for character in _characters(texts) if not character.isspace()]
         first = [*SPECIALS, *characters, *(f"##{character}" for character in characters)]
         # Named first, in order: else they are numbered as a hash table has them, and ties fall as the numbers do.
         trainer = trainers.WordPieceTrainer(
@@ -160,17 +164,28 @@ class Saved:
 TokenizerKind = Character | Byte | Word | BPE | Unigram | WordPiece | Saved
 
 
-def train_tokenizers(kind: TokenizerKind, corpus: Corpus) -> tuple[Tokenizer, Tokenizer | None]:
+def train_tokenizers(
+    kind: TokenizerKind, corpus: Corpus, cache: Cache = Cache()  # noqa: B008 (frozen)
+) -> tuple[Tokenizer, Tokenizer | None]:  # fmt: skip
     """The tokenizer of a corpus, and a second one for the targets when the two sides do not share it."""
     if corpus.targets is None:
-        return kind.train(corpus.sources), None
+        return _known(kind, corpus.sources, cache), None
     if kind.joint:
-        return kind.train([*corpus.sources, *corpus.targets]), None
-    return kind.train(corpus.sources), kind.train(corpus.targets)
+        return _known(kind, Chained([corpus.sources, corpus.targets]), cache), None
+    return _known(kind, corpus.sources, cache), _known(kind, corpus.targets, cache)
 
 
-def _trained(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer, texts: Iterable[str]) -> tokenizers.Tokenizer:
-    tokenizer.train_from_iterator((part for text in texts for part in cut_text(text)), trainer)
+def _known(kind: TokenizerKind, texts: Sequence[str], cache: Cache) -> Tokenizer:
+    """The tokenizer of these texts, trained once."""
+    if cache.root is None or isinstance(kind, Saved):
+        return kind.train(texts)
+    key = [to_plain(kind), side_digest(texts), tokenizers.__version__]
+    table = cache.table("tokenizer", key, lambda columns: {"json": kind.train(texts).to_json()})
+    return Tokenizer.from_json(table.facts["json"])
+
+
+def _trained(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer, texts: Sequence[str]) -> tokenizers.Tokenizer:
+    tokenizer.train_from_iterator((part for _, part in pieces(texts)), trainer)
     return tokenizer
 
 
@@ -178,6 +193,14 @@ def _finished(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
     """A tokenizer whose model holds the special tokens, told that they are special."""
     tokenizer.add_special_tokens(list(SPECIALS))
     return Tokenizer(tokenizer)
+
+
+def _characters(texts: Sequence[str]) -> list[str]:
+    """Every character of the texts, in order."""
+    found: set[str] = set()
+    for _, part in pieces(texts):
+        found.update(part)
+    return sorted(found)
 
 
 def _numbered(tokens: Iterable[str]) -> dict[str, int]:
@@ -219,10 +242,7 @@ def _settled(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 def _require_room(size: int, least: int) -> None:
     if size < least:
-        raise InputError(
-            f"asked for {size:,} tokens, special ones and single characters need {least:,} (text.tokenizer.size). "
-            f"Use size = {least} or more."
-        )
+        raise catalogue.VOCABULARY_TOO_SMALL(asked=size, least=least)
 
 
 def _of_size(tokenizer: Tokenizer, size: int) -> Tokenizer:
@@ -230,8 +250,6 @@ def _of_size(tokenizer: Tokenizer, size: int) -> Tokenizer:
     found = tokenizer.vocabulary
     if found < size:
         usable = found // 100 * 100 if found >= 1000 else found
-        raise InputError(
-            f"asked for {size:,} tokens, the text supports {found:,} (text.tokenizer.size). Use size = {usable}."
-        )
+        raise catalogue.VOCABULARY_TOO_LARGE(asked=size, found=found, usable=usable)
     _require_room(size, found)
     return tokenizer

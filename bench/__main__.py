@@ -1,0 +1,168 @@
+"""The command line: `python -m bench train|decode`, from the project's folder; `--help` says what can be set."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from pathlib import Path
+
+import torch
+
+import regard
+from regard.decode.choose import Options
+from regard.errors import InputError, RegardError
+from regard.learn.optimizer import Constant, Cosine
+from regard.learn.settings import Training
+from regard.models import zoo
+from regard.models.model import Model, Network
+
+
+def main(words: list[str]) -> int:
+    """Run a row; -> the exit code."""
+    chosen = arguments().parse_args(words)
+    try:
+        threads = chosen.threads or os.cpu_count() or 1
+        torch.set_num_threads(threads)
+        title, table, facts = (train_row if chosen.row == "train" else decode_row)(chosen)
+        report(title, table, {"command": command(words), **facts}, chosen, threads)
+    except RegardError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        print("the peer is not installed (transformers). Run: pip install -e '.[bench]'.", file=sys.stderr)
+        return InputError.exit_code
+    return 0
+
+
+def train_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Training: title, table, facts."""
+    from bench import train
+    from bench.harness import table
+    from bench.text import read_bitext
+
+    text = read_bitext(chosen.data, chosen.vocabulary)
+    settings = Training(batch_tokens=chosen.batch_tokens, schedule=Constant(), rate=3e-4, seed=chosen.seed)
+    description = described(chosen)
+    result = train.measure(text, description, settings, rounds=chosen.rounds, steps=chosen.steps)
+    facts = {
+        "model": in_words(description.build(text.tokenizer.vocabulary)),
+        "training": f"at most {settings.batch_tokens:,} padded tokens of both sides a step, label smoothing "
+        f"{settings.smoothing}, AdamW, gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} "
+        "steps each, on the same batches",
+    }
+    return f"Training, {text.name}", table(result, "tokens/s"), facts
+
+
+def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Decoding: title, table, facts."""
+    from bench import decode
+    from bench.harness import table
+    from bench.text import read_bitext
+
+    model = None if chosen.model is None else regard.load(chosen.model, device="cpu")
+    text = read_bitext(chosen.data, chosen.vocabulary, None if model is None else model.tokenizer)
+    if model is None:
+        schedule = Cosine(warmup=max(1, chosen.steps // 4))
+        settings = Training(
+            steps=chosen.steps, batch_tokens=chosen.batch_tokens, schedule=schedule, rate=1e-3, seed=chosen.seed
+        )
+        model = decode.learn(text, described(chosen), settings)
+    origin = f"learnt for {chosen.steps} steps" if chosen.model is None else f"from {chosen.model.resolve().name}"
+    options = Options(beam=chosen.beam, length_penalty=chosen.length_penalty, max_tokens=chosen.max_tokens)
+    found = decode.measure(
+        text,
+        model,
+        options,
+        rounds=chosen.rounds,
+        sentences=chosen.sentences,
+        sizes=chosen.batch_sizes,
+        early=chosen.early,
+    )
+    count = min(chosen.sentences, len(text.test))
+    facts = {
+        "model": f"{in_words(model.network)}; {origin}",
+        "search": f"beam {options.beam}, length penalty {options.length_penalty} as each defines it (they agree at 0), "
+        f"at most {options.max_tokens} tokens; early_stopping={chosen.early} and batches of {found.size} for "
+        f"transformers, the fastest of {', '.join(map(str, chosen.batch_sizes))}; both sort by length",
+        "answers": f"{found.same:,} of {count:,} the same to the letter; {chosen.rounds} rounds of {count:,} sentences",
+    }
+    remarks = {name: f"BLEU {score:.2f}" for name, score in found.bleu.items()}
+    return f"Decoding, {text.name}", table(found.result, "sentences/s", remarks), facts
+
+
+def report(title: str, table: str, facts: dict[str, str], chosen: argparse.Namespace, threads: int) -> None:
+    """Print the row, and keep it if asked to."""
+    from bench.results import RESULTS, replace_section, section, surroundings
+
+    new = section(title, table, {**facts, **surroundings(threads, chosen.seed)})
+    print(new)
+    if chosen.write:
+        RESULTS.write_text(replace_section(RESULTS.read_text() if RESULTS.exists() else "", new))
+
+
+def described(chosen: argparse.Namespace) -> Model:
+    """The model of the options' sizes."""
+    return zoo.transformer(chosen.width, chosen.depth, chosen.heads, inner=chosen.inner, dropout=chosen.dropout)
+
+
+def in_words(network: Network) -> str:
+    """A network's sizes."""
+    from bench.marian import sizes
+
+    ours = network.description
+    heads, inner = sizes(ours)
+    assert ours.encoder is not None
+    assert ours.decoder is not None
+    return (
+        f"width {ours.width}, {len(ours.encoder.layers)}+{len(ours.decoder.layers)} layers, {heads} heads, "
+        f"feed-forward {inner}, dropout {ours.encoder.dropout}, vocabulary {network.vocabulary:,} tied three ways"
+    )
+
+
+def command(words: list[str]) -> str:
+    """What was typed, folders by their last name only."""
+    folder = re.compile(r"(--data|--model)[ =](\S+)")
+    return (
+        f"`python -m bench {folder.sub(lambda found: f'{found[1]} {Path(found[2]).resolve().name}', ' '.join(words))}`"
+    )
+
+
+def arguments() -> argparse.ArgumentParser:
+    """The options of all rows and of each."""
+    both = argparse.ArgumentParser(add_help=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    both.add_argument("--data", type=Path, help="folder with train.{de,en} and test_2016_flickr.{de,en}; else dates")
+    both.add_argument("--rounds", type=int, default=9, help="how often both work")
+    both.add_argument("--threads", type=int, help="of both (default: all cores)")
+    both.add_argument("--seed", type=int, default=1)
+    both.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
+    for name, default in (("width", 256), ("depth", 3), ("heads", 4), ("inner", 1024), ("batch-tokens", 4096)):
+        both.add_argument(f"--{name}", type=int, default=default)
+    both.add_argument("--dropout", type=float, default=0.1)
+    both.add_argument("--vocabulary", type=int, help="size of the joint BPE (default: 8,000; dates 3,000)")
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Us and a peer, in turns, on the same text.")
+    rows = parser.add_subparsers(dest="row", required=True)
+    train = rows.add_parser("train", parents=[both], help="tokens/s against a plain loop around transformers' Marian")
+    train.add_argument("--steps", type=int, default=10, help="of each block")
+    decode = rows.add_parser("decode", parents=[both], help="sentences/s against transformers' generate")
+    decode.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
+    decode.add_argument("--steps", type=int, default=300, help="of that training")
+    decode.add_argument("--sentences", type=int, default=1000, help="of each block")
+    decode.add_argument("--beam", type=int, default=5)
+    decode.add_argument("--length-penalty", type=float, default=0.0, help="both define it alike at 0 only")
+    decode.add_argument("--max-tokens", type=int, default=128, help="of an answer")
+    decode.add_argument("--early", action="store_true", help="the peer stops at as many answers as beams")
+    decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
+    return parser
+
+
+def size_list(text: str) -> list[int]:
+    """32,64 -> [32, 64]."""
+    return [int(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,54 @@
+"""RESULTS.md: a section for every row of every text, each with what is needed to run it again."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from regard.version import __version__
+
+RESULTS = Path(__file__).with_name("RESULTS.md")
+HEADING = """# Results
+
+Us and a peer in one process, in turns, on the same text; ratios are of two speeds of the same round, so that a busy
+machine slows both. `python -m bench ROW --write` replaces its section.
+"""
+
+
+def section(title: str, table: str, facts: Mapping[str, str]) -> str:
+    """A row's part of the file."""
+    return "\n".join([f"## {title}", "", table, "", *(f"* {name}: {fact}" for name, fact in facts.items())]) + "\n"
+
+
+def replace_section(text: str, new: str) -> str:
+    """The file's text with this section in place of the one of the same title, or after the last."""
+    head, *sections = re.split(r"^(?=## )", text or HEADING, flags=re.MULTILINE)
+    title = new.partition("\n")[0]
+    kept = [new if old.partition("\n")[0] == title else old for old in sections]
+    kept += [] if new in kept else [new]
+    return "\n".join(part.strip("\n") + "\n" for part in [head, *kept])
+
+
+def surroundings(threads: int, seed: int) -> dict[str, str]:
+    """Where, when and with what it was measured."""
+    return {
+        "seed": str(seed),
+        "versions": f"python {platform.python_version()}, torch {torch.__version__}, "
+        f"transformers {version('transformers')}, regard {__version__}",
+        "machine": f"{processor()}, cores: {os.cpu_count()}, threads: {threads}",
+        "date": date.today().isoformat(),
+    }
+
+
+def processor() -> str:
+    """The processor's model, as the system calls it."""
+    listing = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)$", listing.read_text(), re.MULTILINE) if listing.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()

@@ -1,0 +1,245 @@
+"""The forms a corpus comes in: lines, paragraphs, whole files, columns between tabs, JSON lines, folders of these."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard import catalogue
+from regard.text.cache import Cache, Columns, digest_of
+from regard.text.files import Reading, Scan, blocks, chunks, file_digest, missing, reader
+from regard.text.texts import Bounds, Stored
+
+_TAB = ord("\t")
+_SIDES = (("text",), ("source", "target"))
+
+Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
+"""Where the texts of each side are, piece by piece; and their bytes, when they are not the file's own."""
+
+
+def open_sides(path: str, reading: Reading, cache: Cache) -> tuple[Stored, ...]:
+    """The texts of a file or folder, or of standard input ("-"): one side, or the two of a .tsv or of JSON lines."""
+    files = _files(_from_standard_input(cache) if path == "-" else Path(path))
+    digests = [file_digest(file) for file in files]
+    form = _form(files[0]) or reading.documents
+    own = len(files) == 1 and form != "jsonl" and files[0].suffix != ".gz"  # read where it stands
+    key = [digests, [file.suffix for file in files], form, asdict(reading)]
+    table = cache.table("text", key, lambda columns: _index(files, form, reading, columns, copied=not own))
+    facts = {**table.facts, "digest": digest_of(key)}
+    if own:
+        fetch = reader(files[0])
+    else:
+        text = table.columns["text"]
+        fetch = reader(Path(text.filename)) if isinstance(text, np.memmap) and text.filename else _slicer(text)
+    return tuple(Stored(fetch, table.columns[name], facts) for name in ("source", "target") if name in table.columns)
+
+
+def _index(files: list[Path], form: str, reading: Reading, columns: Columns, *, copied: bool) -> Mapping[str, Any]:
+    """Check files and write down where their texts are; copy the text itself where it cannot be read in place."""
+    bad: list[int] = []
+    windows: list[tuple[int, int]] = []
+    texts = place = stripped = 0
+    columns.append("source", np.zeros((0, 2), dtype=np.int64))
+    if copied:
+        columns.append("text", np.zeros(0, dtype=np.uint8))
+    for file in files:
+        scan, first = Scan(file, reading), texts
+        bad_here: list[int] = []
+        for sides, content in _FORMS[form](
+            scan, _copied(chunks(blocks(file)), columns, copied and form != "jsonl"), bad_here
+        ):
+            if content is not None:
+                columns.append("text", np.frombuffer(content, dtype=np.uint8))
+            for name, bounds in zip(("source", "target"), sides):
+                columns.append(name, bounds + place)
+            texts += len(sides[0])
+        scan.finish()
+        bad += [first + number for number in bad_here]
+        stripped += scan.stripped
+        if scan.windows:
+            windows.append((first, first + min(texts - first, scan.lines)))
+        place += scan.place if form != "jsonl" else 0
+    return {"bad": bad, "stripped": stripped, "strip": reading.control == "strip", "windows": windows}
+
+
+def _lines(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
+    for chunk in stream:
+        yield (scan.read(chunk),), None
+    bad += scan.bad
+
+
+def _whole(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
+    start = None
+    for chunk in stream:
+        bounds = scan.read(chunk)
+        start = int(bounds[0, 0]) if start is None else start
+    if start is not None and start < scan.place:
+        yield (np.array([[start, scan.place]]),), None
+        bad += [0] if scan.bad else []
+
+
+def _paragraphs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
+    """Runs of lines between blank ones."""
+    begin, end, number, line, spoilt = -1, -1, 0, 0, False
+    for chunk in stream:
+        place = scan.place
+        found: list[tuple[int, int]] = []
+        faulty = len(scan.bad)
+        bounds = scan.read(chunk)
+        lines_bad = set(scan.bad[faulty:])
+        for start, stop in bounds.tolist():
+            filled = bool(chunk[start - place : stop - place].strip())
+            if filled:
+                begin, end = (start if begin < 0 else begin), stop
+                spoilt = spoilt or line in lines_bad
+            elif begin >= 0:
+                found.append((begin, end))
+                bad += [number] if spoilt else []
+                number, begin, spoilt = number + 1, -1, False
+            line += 1
+        yield (np.array(found, dtype=np.int64).reshape(-1, 2),), None
+    if begin >= 0:
+        bad += [number] if spoilt else []
+        yield (np.array([[begin, end]]),), None
+
+
+def _tabs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
+    """Two columns between tabs."""
+    wanted = scan.reading.fields
+    for chunk in stream:
+        place, line = scan.place, scan.lines
+        bounds = scan.read(chunk)
+        tabs = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == _TAB) + place
+        first = np.searchsorted(tabs, bounds[:, 0])
+        counts = np.searchsorted(tabs, bounds[:, 1]) - first
+        columns = _numbers(wanted) if wanted else (0, 1)
+        wrong = np.flatnonzero(counts < max(columns) if wanted else counts != 1)
+        if len(wrong):
+            count = int(counts[wrong[0]]) + 1
+            raise catalogue.COLUMNS(path=scan.path, line=line + 1 + int(wrong[0]), count=count)
+        edges = np.append(tabs, 0)
+        sides = []
+        for column in columns:
+            starts = bounds[:, 0] if column == 0 else edges[first + column - 1] + 1
+            stops = np.where(counts == column, bounds[:, 1], edges[np.minimum(first + column, len(tabs))])
+            sides.append(np.stack([starts, stops], axis=1))
+        yield tuple(sides), None
+    bad += scan.bad
+
+
+def _objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
+    """JSON lines: {"text": ...}, or {"source": ..., "target": ...}, or the fields that were named."""
+    fields = scan.reading.fields
+    place = number = 0
+    for chunk in stream:
+        before, line, faulty = scan.place, scan.lines, len(scan.bad)
+        bounds = scan.read(chunk)
+        lines_bad = set(scan.bad[faulty:])
+        rows: list[list[bytes]] = []
+        for start, stop in bounds.tolist():
+            line += 1
+            if start == stop:
+                continue  # a blank line is no object
+            if line - 1 in lines_bad:
+                bad.append(number)
+                rows.append([b""] * len(fields or ("text",)))
+            else:
+                row, fields = _fields(chunk[start - before : stop - before], fields, scan.path, line)
+                rows.append(row)
+            number += 1
+        lengths = np.array([[len(text) for text in row] for row in rows], dtype=np.int64).reshape(len(rows), -1)
+        ends = place + np.cumsum(lengths.ravel()).reshape(lengths.shape)
+        place += int(lengths.sum())
+        if rows:
+            sides = tuple(np.stack([ends[:, i] - lengths[:, i], ends[:, i]], axis=1) for i in range(lengths.shape[1]))
+            yield sides, b"".join(text for row in rows for text in row)
+
+
+_FORMS = {"line": _lines, "file": _whole, "paragraph": _paragraphs, "tsv": _tabs, "jsonl": _objects}
+
+
+def _fields(
+    line: bytes, fields: tuple[str, ...] | None, path: str | Path, number: int
+) -> tuple[list[bytes], tuple[str, ...]]:
+    """The texts of one JSON line, and the names they stand under."""
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise catalogue.NOT_JSON(path=path, line=number, why=f"not JSON ({error})") from None
+    if isinstance(value, dict) and isinstance(value.get("translation"), dict):
+        value = value["translation"]  # as published corpora of pairs have it: {"translation": {"de": ..., "en": ...}}
+        fields = fields or tuple(value)[:2]
+    if not isinstance(value, dict):
+        raise catalogue.NOT_JSON(path=path, line=number, why="not an object")
+    chosen = fields or next((names for names in _SIDES if value.keys() >= set(names)), ("text",))
+    for name in chosen:
+        if not isinstance(value.get(name), str):
+            raise catalogue.NOT_JSON(path=path, line=number, why=f'no text under "{name}"')
+    return [value[name].encode("utf-8", "replace") for name in chosen], chosen
+
+
+def _numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
+    """Columns counted from 1, as they are written, to columns counted from 0."""
+    return tuple(max(1, int(field)) - 1 if field.isdigit() else 0 for field in fields)
+
+
+def _copied(stream: Iterable[bytes], columns: Columns, copied: bool) -> Iterator[bytes]:
+    for chunk in stream:
+        if copied:
+            columns.append("text", np.frombuffer(chunk, dtype=np.uint8))
+        yield chunk
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, or all files below a folder in order of name, but for hidden ones."""
+    if not path.exists():
+        raise missing(path)
+    if not path.is_dir():
+        return [path]
+    found = sorted(
+        file for file in path.rglob("*")
+        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    )  # fmt: skip
+    if not found:
+        raise catalogue.EMPTY_TEXT(path=path)
+    return found
+
+
+def _form(path: Path) -> str:
+    """Which form a file has, by its name."""
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
+    return {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(suffix, "")
+
+
+def _from_standard_input(cache: Cache) -> Path:
+    """Standard input as a file, named by its content and by the form its first line shows."""
+    folder = cache.root or Path(tempfile.mkdtemp(prefix="regard-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    beside = folder / f".input.{os.getpid()}.part"
+    first = b""
+    with open(beside, "wb") as file:
+        while block := sys.stdin.buffer.read(1 << 20):
+            first = first or block
+            digest.update(block)
+            file.write(block)
+    line = first.partition(b"\n")[0]
+    suffix = ".jsonl" if line.lstrip().startswith(b"{") else ".tsv" if line.count(b"\t") == 1 else ".txt"
+    suffix += ".gz" if first.startswith(b"\x1f\x8b") else ""
+    final = folder / f"input-{digest.hexdigest()[:40]}{suffix}"
+    os.replace(beside, final)
+    return final
+
+
+def _slicer(text: NDArray[np.uint8]) -> Any:
+    return lambda start, stop: text[start:stop].tobytes()

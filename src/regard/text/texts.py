@@ -1,0 +1,191 @@
+"""Sequences of texts: read from a file when asked for, several as one, or simply held."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard.text.cache import digest_of
+
+Bounds = NDArray[np.int64]
+
+_BLOCK = 1 << 20
+_PART = 100_000
+_PART_END = re.compile(r"(?<=\S)(?=[ \n])")
+CONTROLS = dict.fromkeys(code for code in range(32) if chr(code) not in "\t\n\r")
+
+
+class Stored(Sequence[str]):
+    """Texts that stay where they are: each is read when it is asked for."""
+
+    def __init__(self, fetch: Callable[[int, int], bytes], bounds: Bounds, facts: Mapping[str, Any]) -> None:
+        self._fetch, self.bounds = fetch, bounds
+        self.digest: str = facts["digest"]
+        self.bad = frozenset[int](facts["bad"])  # texts that are not UTF-8, left out by wish
+        self.stripped: int = facts["stripped"]  # lines that control characters were taken from
+        self._strip: bool = facts["strip"]
+        self._windows = [range(*run) for run in facts["windows"]]  # texts whose lines end in \r\n
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        start, stop = self.bounds[place].tolist()
+        return self._text(self._fetch(start, stop), place)
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self), 10_000):
+            bounds = np.asarray(self.bounds[start : start + 10_000])
+            for rows in _near(bounds):
+                first, last = int(rows[0, 0]), int(rows[-1, 1])
+                block = self._fetch(first, last)
+                for begin, end in (rows - first).tolist():
+                    yield self._text(block[begin:end], start)
+                    start += 1
+
+    def pieces(self) -> Iterator[tuple[int, str]]:
+        """Every text in parts of bounded size, each with its text's number."""
+        if not len(self) or int((self.bounds[:, 1] - self.bounds[:, 0]).max()) <= _BLOCK:
+            for number, text in enumerate(self):
+                yield from ((number, part) for part in cut_text(text))
+            return
+        for number, (begin, end) in enumerate(self.bounds.tolist()):
+            yield from ((number, part) for part in cut_text(self._blocks(number, begin, end)))
+
+    def _blocks(self, number: int, begin: int, end: int) -> Iterator[str]:
+        """A text block by block, cut where a character ends and no line end is torn."""
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        kept = ""
+        for place in range(begin, end, _BLOCK):
+            last = place + _BLOCK >= end
+            text = kept + decoder.decode(self._fetch(place, min(end, place + _BLOCK)), last)
+            kept = "\r" if text.endswith("\r") and not last else ""
+            yield self._clean(text[: len(text) - len(kept)], number)
+
+    def _text(self, content: bytes, place: int) -> str:
+        return "" if place in self.bad else self._clean(content.decode(), place)
+
+    def _clean(self, text: str, place: int) -> str:
+        if self._windows:
+            run = bisect_right(self._windows, place, key=lambda run: run.start) - 1
+            if run >= 0 and place in self._windows[run]:
+                text = text.replace("\r\n", "\n").removesuffix("\r")
+        return text.translate(CONTROLS) if self._strip else text
+
+
+class Chained(Sequence[str]):
+    """The texts of several sequences, one after the other."""
+
+    def __init__(self, members: Sequence[Sequence[str]]) -> None:
+        self.members = members
+        self._ends = list(itertools.accumulate(map(len, members)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        place = range(len(self))[index]
+        member = bisect_right(self._ends, place)
+        return self.members[member][place - self._ends[member] + len(self.members[member])]
+
+    def __iter__(self) -> Iterator[str]:
+        return itertools.chain.from_iterable(self.members)
+
+
+def members_of(texts: Sequence[str]) -> Sequence[Sequence[str]]:
+    """The sequences that a sequence of texts is made of."""
+    return texts.members if isinstance(texts, Chained) else [texts]
+
+
+def bad_texts(texts: Sequence[str]) -> set[int]:
+    """The numbers of texts that are not UTF-8."""
+    found: set[int] = set()
+    first = 0
+    for member in members_of(texts):
+        found |= {first + number for number in member.bad} if isinstance(member, Stored) else set()
+        first += len(member)
+    return found
+
+
+def stripped_lines(texts: Sequence[str]) -> int:
+    """How many lines control characters were taken from."""
+    return sum(member.stripped for member in members_of(texts) if isinstance(member, Stored))
+
+
+def side_digest(texts: Sequence[str]) -> str:
+    """SHA-256 of texts, each piece preceded by its length; of files, made from theirs."""
+    if isinstance(texts, Stored):
+        return texts.digest
+    if isinstance(texts, Chained):
+        return digest_of([side_digest(member) for member in texts.members])
+    digest = hashlib.sha256(b"%d texts\n" % len(texts))
+    for text in texts:
+        encoded = text.encode("utf-8", "surrogatepass")
+        digest.update(b"%d\n" % len(encoded) + encoded)
+    return digest.hexdigest()
+
+
+def pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Every text in parts of bounded size, each with its text's number."""
+    first = 0
+    for member in members_of(texts):
+        if isinstance(member, Stored):
+            found = member.pieces()
+        else:
+            found = ((number, part) for number, text in enumerate(member) for part in cut_text(text))
+        yield from ((first + number, part) for number, part in found)
+        first += len(member)
+
+
+def sizes_of(texts: Sequence[str]) -> NDArray[np.int64]:
+    """How long each text is, in bytes."""
+    found = [
+        np.asarray(member.bounds[:, 1] - member.bounds[:, 0])
+        if isinstance(member, Stored)
+        else np.fromiter((len(text.encode("utf-8", "surrogatepass")) for text in member), np.int64, len(member))
+        for member in members_of(texts)
+    ]
+    return np.concatenate(found)
+
+
+def cut_text(text: str | Iterable[str]) -> Iterator[str]:
+    """A long text in parts, cut before a space, where tokens end anyway: the library needs 150 times a part's size."""
+    kept = ""
+    for block in [text] if isinstance(text, str) else text:
+        kept, start = kept + block, 0
+        while (end := _PART_END.search(kept, start + _PART)) is not None:
+            yield kept[start : end.start()]
+            start = end.start()
+        kept = kept[start:]
+    yield kept
+
+
+def _near(bounds: Bounds) -> Iterator[Bounds]:
+    """Runs of neighbouring texts that are read at once: of bounded size, unless one alone is larger."""
+    start = 0
+    while start < len(bounds):
+        limit = bounds[start, 0] + _BLOCK
+        stop = max(start + 1, int(np.searchsorted(bounds[:, 1], limit, side="right")))
+        yield bounds[start:stop]
+        start = stop

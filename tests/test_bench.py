@@ -1,0 +1,145 @@
+"""The benchmark is fair: both work in turns on the same, and are the same model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from bench import __main__ as command_line
+from bench import harness, results
+from bench.text import Bitext, read_bitext
+from regard.decode.choose import Options
+from regard.errors import InputError
+from regard.learn.optimizer import Constant
+from regard.learn.settings import Training
+from regard.models import zoo
+from regard.text.corpus import embedded_corpus
+
+SMALL = zoo.transformer(32, 2, 4, inner=64, decoder_depth=1, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A few hundred dates in files named as those of Multi30k."""
+    path, dates = tmp_path_factory.mktemp("dates"), embedded_corpus("dates", "valid")
+    for name, part in (("train", slice(0, 400)), ("test_2016_flickr", slice(400, 420))):
+        for suffix, side in (("de", dates.sources), ("en", dates.targets)):
+            (path / f"{name}.{suffix}").write_text("".join(f"{line}\n" for line in side[part]), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(folder) -> Bitext:
+    """Those dates, read."""
+    return read_bitext(folder, 400)
+
+
+def test_contestants_warm_up_and_then_take_turns():
+    worked = []
+
+    def working(name, speed):
+        return lambda: worked.append(name) or speed
+
+    result = harness.compare("letters", {"a": working("a", 6.0), "b": working("b", 3.0)}, 3)
+    assert "".join(worked) == "ab" + "ab" + "ba" + "ab"
+    assert result.speeds == {"a": (6.0, 6.0, 6.0), "b": (3.0, 3.0, 3.0)}
+    with pytest.raises(InputError, match="rounds"):
+        harness.compare("nothing", {}, 0)
+
+
+def test_a_ratio_is_the_median_of_rounds_and_not_of_speeds():
+    result = harness.Result("noisy", {"us": (10.0, 40.0, 90.0), "peer": (10.0, 20.0, 100.0)})
+    assert result.ratio("us", "peer") == harness.Spread(0.95, 1.0, 1.5)
+    assert result.speed("peer") == harness.Spread(15.0, 20.0, 60.0)
+    assert harness.Spread.of([7.0]) == harness.Spread(7.0, 7.0, 7.0)
+    assert "| peer | 20.0 | 15.0 to 60.0 | 1.00 | 0.95 to 1.50 | slow |" in harness.table(
+        result, "m/s", {"peer": "slow"}
+    )
+
+
+def test_a_section_replaces_its_own_and_no_other():
+    text = results.replace_section("", results.section("Training, dates", "old", {"seed": "1"}))
+    text = results.replace_section(text, results.section("Decoding, dates", "kept", {}))
+    text = results.replace_section(text, results.section("Training, dates", "new", {"seed": "2"}))
+    assert text.startswith("# Results")
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Training, dates",
+        "## Decoding, dates",
+    ]
+    assert "new\n\n* seed: 2\n" in text
+    assert "kept" in text
+    assert "old" not in text
+
+
+def test_a_command_is_kept_without_where_its_folders_are():
+    words = ["decode", "--data", "/somewhere/multi30k", "--model=/elsewhere/run", "--rounds", "9"]
+    assert command_line.command(words) == "`python -m bench decode --data multi30k --model run --rounds 9`"
+
+
+def test_marian_says_what_our_network_says(text):
+    pytest.importorskip("transformers")
+    from bench.marian import as_marian
+
+    torch.manual_seed(0)
+    network = SMALL.build(text.tokenizer.vocabulary).eval()
+    with torch.no_grad():
+        for weight in network.parameters():  # biases and norms begin as 0 and 1, which would hide a mistake
+            weight.add_(0.1 * torch.randn_like(weight))
+    model = as_marian(network, text.tokenizer, positions=32).eval()
+    source, target = torch.randint(5, text.tokenizer.vocabulary, (2, 3, 9))
+    padding = torch.arange(9) < torch.tensor([9, 6, 1])[:, None]
+    with torch.inference_mode():
+        ours = network(target, source_ids=source, source_padding=padding)
+        theirs = model(input_ids=source, attention_mask=padding.long(), decoder_input_ids=target).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("other", [zoo.transformer(32, 1, 4, join=zoo.PreNorm()), zoo.gpt2(32, 1, 4)])
+def test_a_model_that_marian_is_not_is_refused(text, other):
+    pytest.importorskip("transformers")
+    from bench.marian import as_marian
+
+    with pytest.raises(InputError, match="twin"):
+        as_marian(other.build(text.tokenizer.vocabulary), text.tokenizer)
+
+
+def test_both_training_loops_take_the_same_steps(text):
+    pytest.importorskip("transformers")
+    from bench.marian import as_marian
+    from bench.train import PlainLoop, learner
+
+    trainer = learner(text, SMALL, Training(batch_tokens=512, schedule=Constant(), rate=1e-3, seed=3))
+    peer = PlainLoop(as_marian(trainer.network, text.tokenizer, positions=256), trainer)
+    for _ in range(4):
+        ours, (loss, tokens) = trainer.advance(), peer.advance()
+        assert ours.tokens == tokens
+        assert ours.loss == pytest.approx(loss, rel=1e-4)
+
+
+def test_both_searches_find_the_same(text):
+    pytest.importorskip("transformers")
+    from bench.decode import learn, measure
+
+    model = learn(text, SMALL, Training(steps=60, batch_tokens=512, schedule=Constant(20), rate=3e-3, seed=3))
+    options = Options(beam=5, length_penalty=0.0, max_tokens=40)
+    found = measure(text, model, options, rounds=1, sentences=20, sizes=[8])
+    assert found.same >= 19  # a tie may be broken otherwise
+    assert found.bleu["regard"] == pytest.approx(found.bleu["transformers"], abs=1.0)
+    assert len(set(model.translate(list(text.test.sources), options=options))) > 1
+
+
+@pytest.mark.parametrize("row", ["train", "decode"])
+def test_a_row_is_printed_and_kept_only_when_asked(row, folder, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
+    words = [row, "--data", str(folder), "--rounds", "1", "--threads", "1", "--steps", "2", "--batch-tokens", "256"]
+    words += ["--width", "16", "--depth", "1", "--inner", "32", "--vocabulary", "400"]
+    words += ["--sentences", "3", "--batch-sizes", "2,3", "--max-tokens", "4"] if row == "decode" else []
+    assert command_line.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "| transformers |" in printed
+    assert str(folder) not in printed
+    assert not results.RESULTS.exists()
+    assert command_line.main([*words, "--write"]) == 0
+    assert "* seed: 1" in results.RESULTS.read_text()
+    assert command_line.main([*words[:3], "--rounds", "0"]) == InputError.exit_code
