@@ -63,7 +63,8 @@ from regard.run import prepare
 from regard.text.batch import Place
 folder, share = Path(sys.argv[2]), float(sys.argv[3])
 folder.mkdir(parents=True, exist_ok=True)
-run = Run(prepare(read_recipe(sys.argv[1]), folder, World(torch.device("cpu")), Quiet()), folder, torch.device("cpu"), Quiet())
+cpu = torch.device("cpu")
+run = Run(prepare(read_recipe(sys.argv[1]), folder, World(cpu), Quiet()), folder, cpu, Quiet())
 from regard.learn.log import Log
 run.log = Log(folder, 0, [], print)
 run.trainer.advance()

@@ -20,12 +20,12 @@ import torch
 from regard import catalogue
 from regard.catalogue import Fault
 from regard.cli import run
+from tests.learn import test_memory
 from tests.learn.runs import regard, write_recipe
 
 ROOT = Path(__file__).parent.parent
 
 LIMITS = {
-    "RLIMIT_AS": (resource.RLIMIT_AS, (6 << 30, 6 << 30)),
     "RLIMIT_FSIZE": (resource.RLIMIT_FSIZE, (9_000, 9_000)),
 }
 
@@ -191,11 +191,6 @@ def not_finite(scene: Scene) -> list[str]:
 
 
 @case
-def out_of_memory(scene: Scene) -> list[str]:
-    return ["limit", "RLIMIT_AS", *scene.train("train.batch_tokens=1", "model.width=64", "model.inner=90000000")]
-
-
-@case
 def disk_full(scene: Scene) -> list[str]:
     return ["limit", "RLIMIT_FSIZE", *scene.train()]
 
@@ -301,11 +296,20 @@ def pattern(row: catalogue.Row) -> str:
     return "".join(re.escape(text) + ("(.*)" if field else "") for text, field, _, _ in parts)
 
 
+# These need limits inside a run, and are provoked where those are set.
+ELSEWHERE = {
+    "CUT": test_memory.test_a_step_that_does_not_fit_is_cut_and_the_run_goes_on,
+    "LITTLE_MEMORY": test_memory.test_a_batch_that_hardly_fits_is_said,
+    "OUT_OF_MEMORY": test_memory.test_a_run_ends_with_one_line_when_not_even_a_sample_fits,
+    "OUT_OF_MEMORY_TOGETHER": test_memory.test_a_process_without_memory_does_not_hang_the_others,
+}
+
+
 def test_every_row_has_a_case():
-    assert sorted(CASES) == sorted(catalogue.ROWS)
+    assert sorted([*CASES, *ELSEWHERE]) == sorted(catalogue.ROWS)
 
 
-@pytest.mark.parametrize("name", catalogue.ROWS)
+@pytest.mark.parametrize("name", [name for name in catalogue.ROWS if name not in ELSEWHERE])
 def test_a_row_is_said_as_it_stands(
     name: str, tmp_path: Path, model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -131,7 +131,7 @@ def prepare(
     network = material.network()
     if world.first:
         write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
-        write_report(folder, report, samples, valid, watcher)
+        write_report(folder, report, material, watcher)
         write_description(
             folder, network, tokenizers, task="translate" if network.encoder else "generate",
             generation=generation_config(recipe, tokenizers[1] or tokenizers[0]),
@@ -163,13 +163,16 @@ def with_batch(recipe: Recipe, tokens: int) -> Recipe:
     return replace(recipe, plain={**recipe.plain, "train": table}, train=replace(recipe.train, batch_tokens=tokens))
 
 
-def write_report(folder: Path, report: DataReport, samples: Samples, valid: Corpus | None, watcher: Watcher) -> None:
+def write_report(folder: Path, report: DataReport, material: Material, watcher: Watcher) -> None:
     """What the text is like: data.txt, data.html, left-out.tsv, and what a person should know of it."""
     listed = folder / "left-out.tsv"
+    valid, left = material.valid, material.samples.left_out
     warnings = report.warnings(valid="valid" if valid is None else valid.names[0], listed=str(listed))
-    left = samples.left_out
     rows = zip(left.index[:_LISTED].tolist(), left.reason[:_LISTED].tolist())
-    write_file(listed, "".join(f"{index + 1}\t{left.reasons[reason]}\n" for index, reason in rows).encode())
+    write_file(
+        listed,
+        "".join(f"{material.corpus.where([index])}\t{left.reasons[reason]}\n" for index, reason in rows).encode(),
+    )
     write_file(folder / "data.txt", "\n".join([report.text(), *warnings]).encode())
     write_file(folder / "data.html", data_page(report, warnings).encode())
     for text in warnings:

@@ -36,7 +36,9 @@ def without_torch(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["init"], ["translate"], ["generate"], ["show"], ["evaluate"]])
+@pytest.mark.parametrize(
+    "verb", [[], ["train"], ["init"], ["translate"], ["generate"], ["show"], ["evaluate"], ["check"], ["plan"]]
+)
 def test_help_needs_no_torch_and_gives_an_example(verb: list[str]):
     said = without_torch(*verb, "--help")
     assert "Usage: regard" in said
@@ -217,3 +219,24 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path):
     assert err.count("\n") == 1
     assert "train.a:" in err
     assert "train.rate" in err
+
+
+def test_a_run_learns_from_standard_input_and_several_corpora(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    lines = "".join(f"{word}\t{word[::-1]}\n" for word in ("abc", "bcd", "cde", "def") * 9)
+    settings = ["train.steps=2", "train.average=1", "text.problem.longest=9"]
+    arguments = [word for setting in settings for word in ("--set", setting)]
+    code, _, err = fed(lines.encode(), "train", recipe, "--out", tmp_path / "one", "--set", "text.train=-", *arguments)
+    assert (code, err) == (0, b"")
+    assert "standard input" in (tmp_path / "one" / "data.txt").read_text()
+    (tmp_path / "more.tsv").write_text(lines)
+    several = 'text.train=["train.{a,b}", {path = "more.tsv", weight = 2.5}]'
+    where = ["--set", several, "--set", f"text.folder={tmp_path}", "--set", "text.valid=valid.{a,b}"]
+    code, out, err = regard("train", recipe, "--out", tmp_path / "two", *where, *arguments)
+    assert (code, err) == (0, "")
+    said = (tmp_path / "two" / "data.txt").read_text()
+    assert "more.tsv" in said
+    assert "x 2.5" in said
+    left = (tmp_path / "two" / "left-out.tsv").read_text().splitlines()
+    assert f"{len(left):,} of 156 left out" in out
+    assert "\tlonger than 9 tokens" in left[0]

@@ -32,13 +32,25 @@ MB = 1 << 20
 WIDE = [
     "--set", "model.dropout=0.0", "--set", "model.inner=2000", "--set", "train.batch_tokens=4000",
     "--set", "train.steps=3", "--set", "train.valid_every=100", "--set", "train.average=1",
-    "--set", "train.accumulate=1",
+    "--set", "train.accumulate=1", "--set", "train.valid_lines=1", "--set", "train.timeout=60",
 ]  # fmt: skip
 
 
 def limited(megabytes: int, after: int = 0) -> None:
-    """From a step on memory may grow by so much and no more."""
-    at_steps({after: lambda trainer: limit(megabytes)})
+    """For two steps memory may grow by so much and no more."""
+    free = resource.RLIM_INFINITY
+    at_steps({
+        after: lambda trainer: limit(megabytes),
+        after + 2: lambda trainer: resource.setrlimit(resource.RLIMIT_AS, (free, free)),
+    })  # fmt: skip
+
+
+def little() -> None:
+    """A machine on which next to no memory is free."""
+    from regard.learn import memory, probe
+
+    assert memory.available(CPU) > 0
+    probe.available = lambda device: 10 * MB
 
 
 def cut_at(step: int, parts: int, stop: int | None = None) -> None:
@@ -98,6 +110,13 @@ def test_a_run_ends_with_one_line_when_not_even_a_sample_fits(tmp_path: Path):
     assert (code, err.count("\n")) == (1, 1)
     assert "out of memory at step 2: not even one sample fits" in err
     assert "Last good checkpoint: step 1." in err
+
+
+def test_a_batch_that_hardly_fits_is_said(tmp_path: Path):
+    given = [*WIDE, "--set", "train.batch_tokens=fit", "--set", "model.inner=20000", "--set", "train.steps=1"]
+    code, out, err = regard("train", write_recipe(tmp_path, 1000), *given, "--out", tmp_path / "run", driver=little)
+    assert (code, err) == (0, "")
+    assert "warning: batch_tokens = 1,024 needs most of the memory or more (train.batch_tokens). See what to" in out
 
 
 # Rank 1 has no memory left from the second step on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -42,7 +43,8 @@ def train(
     use_threads(threads)
     folder = out or Path("runs") / Path(recipe).stem
     train_recipe(recipe, folder, settings=settings or (), device=device, watcher=watcher(), new_data=new_data)
-    typer.echo(f"{folder} is ready.")
+    if os.environ.get("RANK", "0") == "0":  # one of the processes speaks for all
+        typer.echo(f"{folder} is ready.")
 
 
 def plan(

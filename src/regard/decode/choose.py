@@ -60,14 +60,14 @@ def competing(beam: int) -> Propose:
     """Beam search: the best 2k continuations of a sentence's k beams, so that k remain even if k of them end."""
 
     def propose(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        words = following.shape[-1]
-        sums = (past[..., None] + following).flatten(1)
-        short = 2 * beam - sums.shape[1]
-        if short > 0:
-            sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
+        # The best of all beams are among the best of each.
+        best, words = following.topk(min(2 * beam, following.shape[-1]), dim=-1)
+        sums = (past[..., None] + best).flatten(1)
+        short = max(0, 2 * beam - sums.shape[1])
+        sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
         values, flat = sums.topk(2 * beam, dim=1)
-        parents = (flat // words).clamp_max(past.shape[1] - 1)
-        return values, parents, flat % words
+        parents = (flat // best.shape[-1]).clamp_max(past.shape[1] - 1)
+        return values, parents, torch.nn.functional.pad(words.flatten(1), (0, short)).gather(1, flat)
 
     return propose
 

@@ -46,10 +46,10 @@ class Lines(Quiet):
     """Plain lines on standard output, for pipes and log files: one a validation."""
 
     def note(self, text: str) -> None:
-        print(text, flush=True)
+        _say(text)
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
-        print(f"step {number:,}: {summary(validation)}{' *' if better else ''}", flush=True)
+        _say(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
 
 
 class Bar(Quiet):
@@ -89,6 +89,16 @@ class Bar(Quiet):
 
     def end(self) -> None:
         self.bar.stop()
+
+
+def _say(line: str) -> None:
+    """Print a line; a full disk under the output is no reason to stop learning."""
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
 
 
 def short(text: str, longest: int = 60) -> str:

@@ -12,7 +12,7 @@ _STYLE = (
     + """
 table { border-collapse: collapse; font-size: .9rem } th { text-align: left; font-weight: 400; color: var(--quiet) }
 td { text-align: right } th, td { padding: .22rem 1.5rem .22rem 0; border-bottom: 1px solid var(--line) }
-.warning { border-left: 3px solid var(--wrong); padding-left: .8rem }
+h3 { font-size: .95rem; font-weight: 500 } .warning { border-left: 3px solid var(--wrong); padding-left: .8rem }
 .side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem 3rem }
 .bars { display: block; width: 100%; font-size: 11px } .bars rect { fill: var(--accent) }
 .bars text { fill: var(--quiet) }
