@@ -91,7 +91,8 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
         "answers": f"{found.same:,} of {count:,} the same to the letter; {chosen.rounds} rounds of {count:,} sentences",
     }
     remarks = {name: f"BLEU {score:.2f}" for name, score in found.bleu.items()}
-    return f"Decoding, {text.name}", table(found.result, "sentences/s", remarks), facts
+    early = ", early stopping" if chosen.early else ""
+    return f"Decoding, {text.name}{early}", table(found.result, "sentences/s", remarks), facts
 
 
 def report(title: str, table: str, facts: dict[str, str], chosen: argparse.Namespace, threads: int) -> None:

@@ -72,6 +72,7 @@ def test_a_form_says_which_fields_to_take(tmp_path: Path, cache: Cache) -> None:
         ("t.tsv", b"a\tb\tc\n", r"line 1 has 3 columns"),
         ("t.jsonl", b'{"text": "a"}\nnot json\n', r"line 2: not JSON"),
         ("t.jsonl", b'{"text": "a"}\n[1]\n', r"line 2: not an object"),
+        ("t.jsonl", b'{"text": "a \\ud83d"}\n', r"line 1: an unpaired surrogate \(U\+D83D\)"),
         ("t.jsonl", b'{"source": "a", "target": "b"}\n{"source": "a"}\n', r'line 2: no text under "target"'),
     ],
 )
@@ -115,6 +116,9 @@ def test_texts_that_are_not_utf8_are_left_out_by_wish(tmp_path: Path, cache: Cac
     assert (list(paragraphs.sources), sorted(paragraphs.bad)) == (["", ""], [0, 1])
     tabs = read_corpus(write(tmp_path / "t.tsv", b"a\tb\n\xe9\tc\n"), Reading(bad_utf8="skip"), cache)
     assert sorted(tabs.bad) == [1]
+    content = b'{"source": "\xe9", "target": "x"}\r\n{"source": "a\\r\\nb", "target": "y"}\r\n'
+    objects = read_corpus(write(tmp_path / "t.jsonl", content), Reading(bad_utf8="skip"), cache)
+    assert (pairs(objects), sorted(objects.bad)) == ([("", ""), ("a\r\nb", "y")], [0])
 
 
 def test_control_characters_are_stripped_by_wish_and_no_line_moves(tmp_path: Path, cache: Cache) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.parts.contract import Context
+from regard.parts.linear import table
 from regard.parts.position import Concatenated, Learned, Sinusoid
 
 
@@ -31,8 +32,7 @@ class EmbedLayer(nn.Module):
         self.position = description.position.build(width) if description.position else None
         self.longest = getattr(description.position, "longest", None)
         table_width = width - (self.position.taken if self.position is not None else 0)
-        self.table = nn.Embedding(vocabulary, table_width)
-        nn.init.normal_(self.table.weight, std=table_width**-0.5)
+        self.table = nn.Embedding(vocabulary, table_width, _weight=table(vocabulary, table_width, table_width**-0.5))
         self.scale = math.sqrt(table_width) if description.scaled else 1.0
         self.dropout = nn.Dropout(description.dropout)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) -> nn.Linear:
@@ -16,6 +16,12 @@ def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) ->
     if biased:
         nn.init.zeros_(module.bias)
     return module
+
+
+def table(rows: int, width: int, spread: float) -> Tensor:
+    """Vectors drawn from a normal distribution; on the meta device only their shape: to draw there imports a lot."""
+    weight = torch.empty(rows, width)
+    return weight if weight.is_meta else nn.init.normal_(weight, std=spread)
 
 
 def matrix_per_head(heads: int, rows: int, columns: int) -> nn.Parameter:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.parts.linear import table
 
 Place = Literal["embedding", "attention", "stack"]
 
@@ -78,7 +79,7 @@ class LearnedLayer(EmbeddedPosition):
     def __init__(self, width: int, longest: int) -> None:
         super().__init__()
         self.longest = longest
-        self.weight = nn.Parameter(torch.randn(longest, width) * 0.02)
+        self.weight = nn.Parameter(table(longest, width, 0.02))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.table(positions)
@@ -163,7 +164,7 @@ class RelativeBiasLayer(nn.Module):
     def __init__(self, heads: int, buckets: int, furthest: int, causal: bool) -> None:
         super().__init__()
         self.buckets, self.furthest, self.causal = buckets, furthest, causal
-        self.table = nn.Embedding(buckets, heads)
+        self.table = nn.Embedding(buckets, heads, _weight=table(buckets, heads, 1.0))
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Positions (B)T, (B)S -> (1|B)HTS."""

@@ -96,7 +96,11 @@ class Cache:
             finally:
                 columns.close()
             shutil.rmtree(folder, ignore_errors=True)
-            beside.rename(folder)
+            try:
+                beside.rename(folder)
+            except OSError:
+                if not (folder / "table.json").exists():  # or another process has been faster
+                    raise
             return open_table(folder)
         except OSError as error:
             if error.filename is not None and not str(error.filename).startswith(str(self.root)):

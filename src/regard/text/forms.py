@@ -66,7 +66,7 @@ def _index(files: list[Path], form: str, reading: Reading, columns: Columns, *, 
         scan.finish()
         bad += [first + number for number in bad_here]
         stripped += scan.stripped
-        if scan.windows:
+        if scan.windows and form != "jsonl":
             windows.append((first, first + min(texts - first, scan.lines)))
         place += scan.place if form != "jsonl" else 0
     return {"bad": bad, "stripped": stripped, "strip": reading.control == "strip", "windows": windows}
@@ -145,24 +145,25 @@ def _objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
         before, line, faulty = scan.place, scan.lines, len(scan.bad)
         bounds = scan.read(chunk)
         lines_bad = set(scan.bad[faulty:])
-        rows: list[list[bytes]] = []
+        rows: list[list[bytes] | None] = []
         for start, stop in bounds.tolist():
             line += 1
             if start == stop:
                 continue  # a blank line is no object
             if line - 1 in lines_bad:
                 bad.append(number)
-                rows.append([b""] * len(fields or ("text",)))
+                rows.append(None)
             else:
                 row, fields = _fields(chunk[start - before : stop - before], fields, scan.path, line)
                 rows.append(row)
             number += 1
-        lengths = np.array([[len(text) for text in row] for row in rows], dtype=np.int64).reshape(len(rows), -1)
+        found = [row or [b""] * len(fields or ("text",)) for row in rows]
+        lengths = np.array([[len(text) for text in row] for row in found], dtype=np.int64).reshape(len(rows), -1)
         ends = place + np.cumsum(lengths.ravel()).reshape(lengths.shape)
         place += int(lengths.sum())
         if rows:
             sides = tuple(np.stack([ends[:, i] - lengths[:, i], ends[:, i]], axis=1) for i in range(lengths.shape[1]))
-            yield sides, b"".join(text for row in rows for text in row)
+            yield sides, b"".join(text for row in found for text in row)
 
 
 _FORMS = {"line": _lines, "file": _whole, "paragraph": _paragraphs, "tsv": _tabs, "jsonl": _objects}
@@ -185,7 +186,11 @@ def _fields(
     for name in chosen:
         if not isinstance(value.get(name), str):
             raise catalogue.NOT_JSON(path=path, line=number, why=f'no text under "{name}"')
-    return [value[name].encode("utf-8", "replace") for name in chosen], chosen
+    try:
+        return [value[name].encode() for name in chosen], chosen
+    except UnicodeEncodeError as error:
+        why = f"an unpaired surrogate (U+{ord(error.object[error.start]):04X}) is no text"
+        raise catalogue.NOT_JSON(path=path, line=number, why=why) from None
 
 
 def _numbers(fields: tuple[str, ...]) -> tuple[int, ...]:

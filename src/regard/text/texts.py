@@ -23,7 +23,24 @@ _PART_END = re.compile(r"(?<=\S)(?=[ \n])")
 CONTROLS = dict.fromkeys(code for code in range(32) if chr(code) not in "\t\n\r")
 
 
-class Stored(Sequence[str]):
+class Texts(Sequence[str]):
+    """A sequence of texts that are not all held."""
+
+    def at(self, place: int) -> str:
+        """The text at a place, counted from the front."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return self.at(range(len(self))[index])
+
+
+class Stored(Texts):
     """Texts that stay where they are: each is read when it is asked for."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], bounds: Bounds, facts: Mapping[str, Any]) -> None:
@@ -37,14 +54,7 @@ class Stored(Sequence[str]):
     def __len__(self) -> int:
         return len(self.bounds)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
+    def at(self, place: int) -> str:
         start, stop = self.bounds[place].tolist()
         return self._text(self._fetch(start, stop), place)
 
@@ -88,7 +98,7 @@ class Stored(Sequence[str]):
         return text.translate(CONTROLS) if self._strip else text
 
 
-class Chained(Sequence[str]):
+class Chained(Texts):
     """The texts of several sequences, one after the other."""
 
     def __init__(self, members: Sequence[Sequence[str]]) -> None:
@@ -98,14 +108,7 @@ class Chained(Sequence[str]):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        place = range(len(self))[index]
+    def at(self, place: int) -> str:
         member = bisect_right(self._ends, place)
         return self.members[member][place - self._ends[member] + len(self.members[member])]
 
