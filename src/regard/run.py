@@ -223,6 +223,7 @@ def fingerprint_of(
         "model": to_plain(recipe.model),
         "text": {
             "train": corpus.digest,
+            "weights": [part.weight for part in corpus.parts],
             "valid": None if valid is None else valid.digest,
             "tokenizer": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
             "bpe_dropout": recipe.text.bpe_dropout,

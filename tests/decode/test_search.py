@@ -136,7 +136,7 @@ def test_greedy_takes_the_best_token_each_time(name: str):
                 break
             said.append(best)
         assert list(found[row][0].tokens)[:40] == said
-        if found[row][0].ended:
+        if found[row][0].ended and len(said) < 40:
             assert found[row][0].log_probability == pytest.approx(total, abs=1e-3)
 
 

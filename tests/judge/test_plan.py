@@ -66,7 +66,7 @@ def test_a_plan_foresees_what_the_run_then_does_and_leaves_nothing(tmp_path: Pat
     assert found["remedies"] == []
     assert found["epochs"] == pytest.approx(40 / found["epoch_steps"], rel=1e-3)
     assert found["seconds"] == pytest.approx(40 * found["epoch_tokens"] / found["epoch_steps"]
-                                             / found["tokens_per_second"], rel=0.02)  # fmt: skip
+                                             / found["tokens_per_second"], abs=0.2)  # fmt: skip
     assert found["validations"] == 4
 
 

@@ -174,8 +174,8 @@ def test_the_peak_is_what_was_held_at_once_and_not_what_lay_about():
         held = [torch.ones(100, 1000) for _ in range(300)]  # small enough to come from the heap, 120 MB in all
         del held[::2]
 
-    assert [peak(work, CPU) / 1e6 for _ in range(2)] == pytest.approx([120, 120], rel=0.2)
-    assert peak(lambda: None, CPU) < 5e6
+    assert all(60 < peak(work, CPU) / 1e6 < 150 for _ in range(2))
+    assert peak(lambda: None, CPU) < 20e6
 
 
 def test_batch_tokens_are_the_most_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -185,18 +185,17 @@ def test_batch_tokens_are_the_most_that_fit(tmp_path: Path, monkeypatch: pytest.
     def plan(tokens: int) -> Plan:
         return Plan(material.samples.lengths, tokens, 1)
 
+    probe = Probe(*given[:2], replace(material.recipe.train, batch_tokens=2048), CPU)
+    needs = [probe.memory(look_at(plan(tokens)).largest).total for tokens in (2048, 4096)]
+    assert needs[1] > 1.3 * needs[0]
     chosen = {}
-    for room in (10, 110, 4000):
-        monkeypatch.setattr("regard.learn.probe.available", lambda device, room=room: room * MB)
-        chosen[room] = fitting(*given)
-    assert chosen[10] == (1024, False)
-    few, fits = chosen[110]
-    probe = Probe(*given[:2], replace(material.recipe.train, batch_tokens=few), CPU)
-    needs = [probe.memory(look_at(plan(n)).largest).total for n in (few, 2 * few)]
-    assert needs[0] <= SHARE * 110 * MB < needs[1]
-    most, fits = chosen[4000]
+    for name, room in (("little", 10 * MB), ("some", sum(needs) / 2 / SHARE), ("much", 4000 * MB)):
+        monkeypatch.setattr("regard.learn.probe.available", lambda device, room=room: int(room))
+        chosen[name] = fitting(*given)
+    assert (chosen["little"], chosen["some"]) == ((1024, False), (2048, True))
+    most, fits = chosen["much"]
     assert fits
-    assert few < most <= look_at(plan(1024)).tokens < 2 * most
+    assert 2048 < most <= look_at(plan(1024)).tokens < 2 * most
 
 
 def test_a_run_keeps_to_the_batch_that_once_fitted(tmp_path: Path):

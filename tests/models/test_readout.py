@@ -50,3 +50,22 @@ def test_it_works_in_mixed_precision():
     torch.testing.assert_close(rough, exact, rtol=2e-2, atol=0.0)
     assert module.words.weight.grad is not None
     assert module.words.weight.grad.dtype == torch.float32
+
+
+def test_without_gradients_none_are_worked_out():
+    module = Vocabulary(tied=False, biased=True).build(8, 20, torch.nn.Embedding(20, 8))
+    states, targets = torch.randn(4, 8), torch.randint(0, 20, (4,))
+    seen: list[tuple[bool, ...]] = []
+
+    class Watched(SummedCrossEntropy):
+        @staticmethod
+        def forward(ctx, *given):
+            seen.append(ctx.needs_input_grad)
+            return SummedCrossEntropy.forward(ctx, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readout, "SummedCrossEntropy", Watched)
+        with torch.inference_mode():
+            module.loss(states, targets)
+        module.loss(states, targets)
+    assert [any(needs) for needs in seen] == [False, True]

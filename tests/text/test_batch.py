@@ -157,3 +157,10 @@ def test_a_batch_counts_real_targets_once_and_keeps_the_count_when_moved() -> No
     assert moved.tokens == 3
     assert moved.inputs["ids"].device.type == moved.targets.device.type == "meta"
     assert moved.samples == (0, 1)
+
+
+def test_an_epoch_without_texts_is_refused_and_a_small_weight_is_not_nothing() -> None:
+    lengths = np.ones((5, 1), np.int64)
+    with pytest.raises(InputError, match="weight above 0"):
+        Plan(lengths, 8, 1, (Share(5, 0.0),)).take(Place())
+    assert len(np.concatenate(Plan(lengths, 8, 1, (Share(4, 0.1), Share(1))).epoch(0))) == 2

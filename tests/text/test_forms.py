@@ -16,7 +16,9 @@ from regard.text import files, texts
 from regard.text.cache import Cache
 from regard.text.corpus import Corpus, join_corpora, read_corpus, read_lines
 from regard.text.files import Reading
+from regard.text.problem import Translation
 from regard.text.texts import Stored, pieces, sizes_of
+from regard.text.vocabulary import Character, train_tokenizers
 
 PAIRS = [("Ein Hund.", "A dog."), ("", "nothing"), ("zwei\u2028Katzen", "two cats"), ("drei", "three")]
 
@@ -54,6 +56,50 @@ def test_every_form_of_pairs_gives_the_same_pairs(tmp_path: Path, cache: Cache, 
     ):
         for _ in range(2):  # the second time from what was kept
             assert pairs(read_corpus(pattern, cache=cache)) == PAIRS
+
+
+@pytest.mark.parametrize("name", ["t.tsv", "t.jsonl"])
+def test_the_two_sides_of_one_file_are_kept_apart(tmp_path: Path, cache: Cache, name: str) -> None:
+    lines = b"hund\tdog\n" if name == "t.tsv" else b'{"source": "hund", "target": "dog"}\n'
+    corpus = read_corpus(write(tmp_path / name, lines), cache=cache)
+    both = train_tokenizers(Character(joint=False), corpus, cache)
+    assert both[1] is not None
+    assert both[0].digest != both[1].digest
+    batch = Translation().samples(corpus, both, cache).batch([0])
+    assert both[0].decode(batch.inputs["source_ids"][0].tolist()) == "hund"
+    assert both[1].decode(batch.inputs["ids"][0].tolist()) == "dog"
+
+
+def test_a_folder_of_objects_is_all_its_files(tmp_path: Path, cache: Cache) -> None:
+    folder = tmp_path / "books"
+    folder.mkdir()
+    write(folder / "a.jsonl", b'{"text": "one"}\r\n\r\n{"text": "second"}')
+    write(folder / "b.jsonl.gz", b'{"text": "drei"}\n')
+    assert list(read_corpus(str(folder), cache=cache).sources) == ["one", "second", "drei"]
+    write(folder / "c.jsonl", b'{"source": "a", "target": "b"}')
+    with pytest.raises(InputError, match=r"c\.jsonl: it has a text where .* pairs"):
+        read_corpus(str(folder), cache=cache)
+    write(folder / "README.md", b"about this")
+    with pytest.raises(InputError, match="files of several forms"):
+        read_corpus(str(folder), cache=cache)
+
+
+def test_folders_pair_file_by_file(tmp_path: Path, cache: Cache) -> None:
+    for side, counts in (("de", (3, 2)), ("en", (2, 3))):
+        (tmp_path / side).mkdir()
+        for number, count in enumerate(counts):
+            write(tmp_path / side / f"{number}.txt", b"x\n" * count)
+    with pytest.raises(InputError, match="file by file"):
+        read_corpus(f"{tmp_path}/{{de,en}}", cache=cache)
+    for number, count in enumerate((3, 2)):
+        write(tmp_path / "en" / f"{number}.txt", b"y\n" * count)
+    assert pairs(read_corpus(f"{tmp_path}/{{de,en}}", cache=cache)) == [("x", "y")] * 5
+
+
+@pytest.mark.parametrize("fields", [("de", "en"), ("0", "1"), ("²", "1")])
+def test_a_field_that_is_no_column_is_refused(tmp_path: Path, cache: Cache, fields: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match=r"is no number of a column \(text\.fields\)"):
+        read_corpus(write(tmp_path / "t.tsv", b"a\tb\n"), Reading(fields=fields), cache)
 
 
 def test_a_form_says_which_fields_to_take(tmp_path: Path, cache: Cache) -> None:
@@ -105,6 +151,9 @@ def test_standard_input_is_a_file(cache: Cache, monkeypatch: pytest.MonkeyPatch)
     found = read_corpus("-", cache=cache)
     assert pairs(found) == [("Hund", "dog"), ("Katze", "cat")]
     assert found.where([1]) == "standard input:2"
+    lines = gzip.compress(b'{"text": "one"}\n{"text": "two"}\n')
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines)))
+    assert list(read_corpus("-", cache=cache).sources) == ["one", "two"]
 
 
 def test_texts_that_are_not_utf8_are_left_out_by_wish(tmp_path: Path, cache: Cache) -> None:
@@ -142,6 +191,20 @@ def test_long_texts_are_read_piece_by_piece(tmp_path: Path, cache: Cache, monkey
     assert len(parts) > 20
     assert "".join(parts) == corpus.sources[0] == expected
     assert sizes_of(corpus.sources).tolist() == [len(content.encode())]
+
+
+def test_a_long_text_that_is_not_utf8_is_left_out_by_wish(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_BLOCK", 7)
+    folder = tmp_path / "books"
+    folder.mkdir()
+    write(folder / "1.txt", b"a good book\n")
+    write(folder / "2.txt", b"a \xe9 bad one, and long")
+    write(folder / "3.txt", b"short")
+    corpus = read_corpus(str(folder), Reading(bad_utf8="skip"), cache)
+    found = ["".join(part for number, part in pieces(corpus.sources) if number == book) for book in range(3)]
+    assert found == list(corpus.sources) == ["a good book\n", "", "short"]
 
 
 def test_blocks_that_cut_anywhere_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from regard.models.model import Network
 from regard.text.batch import Plan
 from regard.text.corpus import Corpus
 from regard.text.problem import Samples
+from regard.text.texts import pieces
 from regard.text.tokenizer import Tokenizer
 
 
@@ -60,9 +61,10 @@ def validate(
     loss = total / max(1, targets)
     numbers = {"loss": loss, "perplexity": perplexity(loss), "bits_per_byte": bits_per_byte(total, samples.bytes)}
     if corpus.targets is None:
-        start = corpus.sources[0][:40]
+        first = next(pieces(corpus.sources))[1]
+        start = first[:40]
         said = extend(network, tokenizers[0], [start], Options(max_tokens=60))[0][0].text
-        return Validation(numbers, [Sample(start, said, corpus.sources[0][:120])] if shown else [])
+        return Validation(numbers, [Sample(start, said, first[:120])] if shown else [])
     sources, references = list(corpus.sources[:lines]), list(corpus.targets[:lines])
     both = tokenizers[0], tokenizers[1] or tokenizers[0]
     said_lines = [answers[0].text for answers in translate(network, both, sources, Options())]

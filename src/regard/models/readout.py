@@ -46,8 +46,10 @@ class VocabularyReadout(nn.Module):
     def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """BTD, BT -> the summed cross entropy; a negative target asks for nothing and costs nothing."""
         real = targets >= 0
-        arguments = self.project(states[real]), self.words.weight, self.words.bias, targets[real], smoothing
-        loss: Tensor = SummedCrossEntropy.apply(*arguments)  # type: ignore[no-untyped-call]
+        given: list[Tensor | None] = [self.project(states[real]), self.words.weight, self.words.bias]
+        if not torch.is_grad_enabled():  # which inside the function cannot be told
+            given = [None if tensor is None else tensor.detach() for tensor in given]
+        loss: Tensor = SummedCrossEntropy.apply(*given, targets[real], smoothing)  # type: ignore[no-untyped-call]
         return loss
 
 

@@ -19,6 +19,7 @@ from regard.store.files import (
     read_json,
     read_shapes,
     read_tensors,
+    require_file,
     tensors_to_bytes,
     unwatched,
     write_file,
@@ -157,6 +158,7 @@ def _generation(path: Path) -> dict[str, Any]:
 
 def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer | None]:
     """The tokenizers of a model folder."""
+    require_file(folder / "tokenizer.json")
     paths = [folder / name for name in ("tokenizer.json", "target_tokenizer.json")]
     first, *second = [Tokenizer.from_json(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
     return first, second[0] if second else None

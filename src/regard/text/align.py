@@ -11,6 +11,7 @@ _LAGS = (-2, -1, 1, 2)
 _SURE = 7.0  # standard deviations; chance alone reaches about 5 in ten thousand lines
 _RELATED = 0.3  # below this correlation lengths say nothing about pairs
 _ENOUGH = 30  # lines
+_BETTER = 0.1  # how much better moved lines must agree
 _BLOCK = 1_000_000
 
 Lengths = NDArray[np.int64]
@@ -51,6 +52,8 @@ def find_shift(sources: Lengths, targets: Lengths) -> Shift | None:
     moved = np.arange(max(start, -lag), min(stop, count - lag))
     after = _correlation(sources[start:stop], targets[start:stop])
     shifted = _correlation(sources[moved + lag], targets[moved])
+    if shifted < after + _BETTER:  # as in text that is sorted by length
+        return None
     return Shift(start + 1, stop, lag, before, after, shifted)
 
 

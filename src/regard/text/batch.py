@@ -105,7 +105,10 @@ class Plan:
 
     @cached_property
     def _order(self) -> Order:
-        return Order(self.shares or (Share(len(self.lengths)),), self.seed)
+        order = Order(self.shares or (Share(len(self.lengths)),), self.seed)
+        if not len(order) and len(self.lengths):
+            raise InputError("no text comes in an epoch (text.train). Give a corpus a weight above 0.")
+        return order
 
     @cached_property
     def _pool(self) -> int:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,28 +87,38 @@ class Cache:
             return self._made(folder, make)
 
     def _made(self, folder: Path, make: Callable[[Columns], Mapping[str, Any]]) -> Table:
-        beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+        beside = None
         try:
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            beside = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
             columns = Columns(beside)
             try:
                 columns.finish(make(columns))
             finally:
                 columns.close()
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                beside.rename(folder)
-            except OSError:
-                if not (folder / "table.json").exists():  # or another process has been faster
-                    raise
-            return open_table(folder)
+            return _settled(beside, folder)
         except OSError as error:
             if error.filename is not None and not str(error.filename).startswith(str(self.root)):
                 raise
             raise catalogue.CACHE_FULL(path=self.root, why=error.strerror or error) from None
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            if beside is not None:
+                shutil.rmtree(beside, ignore_errors=True)
+
+
+def _settled(beside: Path, folder: Path) -> Table:
+    """Give a finished table its name, unless another process was faster; what is damaged makes way."""
+    for _ in range(3):
+        try:
+            beside.rename(folder)
+            return open_table(folder)
+        except OSError:
+            try:
+                return open_table(folder)
+            except (OSError, ValueError, KeyError, TypeError):
+                shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
+    return open_table(folder)
 
 
 def default_cache() -> Cache:
@@ -125,8 +136,8 @@ def open_table(folder: Path) -> Table:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
         if (folder / name).stat().st_size != size:
             raise ValueError(f"{name} is damaged")
-        empty: NDArray[Any] = np.zeros(shape, dtype=kind)
-        columns[name] = empty if not size else np.memmap(folder / name, dtype=kind, mode="r", shape=tuple(shape))
+        mapped = np.memmap(folder / name, dtype=kind, mode="r", shape=tuple(shape)) if size else None
+        columns[name] = np.zeros(shape, dtype=kind) if mapped is None else mapped
     return Table(columns, described["facts"])
 
 

@@ -113,7 +113,14 @@ def read_pairs(
 ) -> Corpus:  # fmt: skip
     """Two files, or folders of files, of equally many lines."""
     by_line = replace(reading, documents="line", fields=None)
-    sources, targets = open_sides(str(source), by_line, cache)[0], open_sides(str(target), by_line, cache)[0]
+    both = [open_sides(str(path), by_line, cache) for path in (source, target)]
+    if any(len(sides) > 1 for sides in both):
+        raise InputError(f"{source} and {target} each hold pairs (text). Name them one by one, as a list.")
+    (sources,), (targets,) = both
+    if len(sources) == len(targets) and len(sources.counts) > 1 and sources.counts != targets.counts:
+        raise InputError(
+            f"files of {source} and {target} differ in lines, though not in all (text). Pair file by file."
+        )
     if len(sources) != len(targets):
         shift = find_shift(sizes_of(sources), sizes_of(targets))
         place = "" if shift is None else f" First suspicious place near line {shift.line:,}."

@@ -38,4 +38,8 @@ class Dropout:
                 break
             place = min(possible)[1]
             parts[place : place + 2] = [parts[place] + parts[place + 1]]
-        return [self._numbers[part] for part in parts]
+        return [self._number(part) for part in parts]
+
+    def _number(self, part: str) -> int:
+        number = self._numbers.get(part)
+        return self._tokenizer.unknown if number is None else number

@@ -51,7 +51,15 @@ def reader(path: Path) -> Callable[[int, int], bytes]:
     with _refused(path):
         descriptor = os.open(path, os.O_RDONLY)
     file = os.fdopen(descriptor, "rb", buffering=0)  # closed with the function that holds it
-    return lambda start, stop: os.pread(file.fileno(), stop - start, start)
+
+    def read(start: int, stop: int) -> bytes:
+        found = [b""]
+        while start < stop and (piece := os.pread(file.fileno(), min(stop - start, 1 << 30), start)):
+            found.append(piece)
+            start += len(piece)
+        return b"".join(found)
+
+    return read
 
 
 def blocks(path: Path) -> Iterator[bytes]:
@@ -70,13 +78,13 @@ def blocks(path: Path) -> Iterator[bytes]:
             raise catalogue.NOT_GZIP(path=path, why=error) from None
 
 
-def chunks(stream: Iterable[bytes]) -> Iterator[bytes]:
+def chunks(stream: Iterable[bytes], limit: int | None = None) -> Iterator[bytes]:
     """Blocks cut anew, so that each ends where a line does; only a line longer than any may be is cut inside."""
     kept: list[bytes] = []
     size = 0
     for block in stream:
         end = block.rfind(b"\n") + 1
-        if not end and size + len(block) <= LONGEST_LINE + _BLOCK:
+        if not end and size + len(block) <= (limit or LONGEST_LINE) + _BLOCK:
             kept.append(block)
             size += len(block)
             continue
@@ -90,8 +98,8 @@ def chunks(stream: Iterable[bytes]) -> Iterator[bytes]:
 class Scan:
     """Checks the lines of a file chunk by chunk, and says where they are."""
 
-    def __init__(self, path: str | Path, reading: Reading) -> None:
-        self.path, self.reading = path, reading
+    def __init__(self, path: str | Path, reading: Reading, limit: int | None = None) -> None:
+        self.path, self.reading, self.limit = path, reading, limit or LONGEST_LINE
         self.lines = 0  # finished ones
         self.returns = 0  # of those, how many end in \r\n
         self.place = 0  # bytes done
@@ -132,10 +140,10 @@ class Scan:
     def _check_length(self, starts: Bounds, stops: Bounds) -> None:
         if self.reading.documents == "file":
             return
-        long = np.flatnonzero(stops - starts > LONGEST_LINE)
-        if len(long) or self._open + int(stops[0]) > LONGEST_LINE:
+        long = np.flatnonzero(stops - starts > self.limit)
+        if len(long) or self._open + int(stops[0]) > self.limit:
             line = self.lines + 1 + (int(long[0]) if len(long) else 0)
-            raise catalogue.GIANT_LINE(path=self.path, line=line, limit=LONGEST_LINE)
+            raise catalogue.GIANT_LINE(path=self.path, line=line, limit=self.limit)
 
     def _check_control(self, codes: NDArray[np.uint8], stops: Bounds) -> None:
         if self.reading.control == "strip":

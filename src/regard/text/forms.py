@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import tempfile
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import catalogue
+from regard.errors import InputError
 from regard.text.cache import Cache, Columns, digest_of
 from regard.text.files import Reading, Scan, blocks, chunks, file_digest, missing, reader
 from regard.text.texts import Bounds, Stored
 
 _TAB = ord("\t")
+_LONGEST_OBJECT = 100_000_000
 _SIDES = (("text",), ("source", "target"))
 
 Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
@@ -30,46 +33,59 @@ Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
 def open_sides(path: str, reading: Reading, cache: Cache) -> tuple[Stored, ...]:
     """The texts of a file or folder, or of standard input ("-"): one side, or the two of a .tsv or of JSON lines."""
     files = _files(_from_standard_input(cache) if path == "-" else Path(path))
-    digests = [file_digest(file) for file in files]
-    form = _form(files[0]) or reading.documents
+    form = _form(files, path) or reading.documents
+    reading = replace(reading, documents="line") if form in ("tsv", "jsonl") else reading
+    before = _states(files)
+    key = [[file_digest(file) for file in files], [file.suffix for file in files], form, asdict(reading)]
     own = len(files) == 1 and form != "jsonl" and files[0].suffix != ".gz"  # read where it stands
-    key = [digests, [file.suffix for file in files], form, asdict(reading)]
     table = cache.table("text", key, lambda columns: _index(files, form, reading, columns, copied=not own))
-    facts = {**table.facts, "digest": digest_of(key)}
+    if _states(files) != before:
+        raise catalogue.UNREADABLE(path=path, why="it was changed while it was read")
     if own:
         fetch = reader(files[0])
     else:
         text = table.columns["text"]
         fetch = reader(Path(text.filename)) if isinstance(text, np.memmap) and text.filename else _slicer(text)
-    return tuple(Stored(fetch, table.columns[name], facts) for name in ("source", "target") if name in table.columns)
+    return tuple(
+        Stored(fetch, table.columns[name], {**table.facts, "digest": digest_of([key, name])})
+        for name in ("source", "target")
+        if name in table.columns
+    )
 
 
 def _index(files: list[Path], form: str, reading: Reading, columns: Columns, *, copied: bool) -> Mapping[str, Any]:
     """Check files and write down where their texts are; copy the text itself where it cannot be read in place."""
     bad: list[int] = []
     windows: list[tuple[int, int]] = []
-    texts = place = stripped = 0
+    counts: list[int] = []
+    texts = place = stripped = width = 0
     columns.append("source", np.zeros((0, 2), dtype=np.int64))
     if copied:
         columns.append("text", np.zeros(0, dtype=np.uint8))
     for file in files:
-        scan, first = Scan(file, reading), texts
+        scan, first, written = Scan(file, reading, _LONGEST_OBJECT if form == "jsonl" else None), texts, 0
         bad_here: list[int] = []
-        for sides, content in _FORMS[form](
-            scan, _copied(chunks(blocks(file)), columns, copied and form != "jsonl"), bad_here
-        ):
-            if content is not None:
-                columns.append("text", np.frombuffer(content, dtype=np.uint8))
+        stream = _copied(chunks(blocks(file), scan.limit), columns, copied and form != "jsonl")
+        for sides, content in _FORMS[form](scan, stream, bad_here):
+            if len(sides) != (width or len(sides)):
+                what = "it has a text where the files before it have pairs, or pairs where they have a text"
+                raise catalogue.UNREADABLE(path=file, why=what)
+            width = len(sides)
             for name, bounds in zip(("source", "target"), sides):
                 columns.append(name, bounds + place)
+            if content is not None:
+                columns.append("text", np.frombuffer(content, dtype=np.uint8))
+                written += len(content)
             texts += len(sides[0])
         scan.finish()
         bad += [first + number for number in bad_here]
         stripped += scan.stripped
+        counts.append(texts - first)
         if scan.windows and form != "jsonl":
             windows.append((first, first + min(texts - first, scan.lines)))
-        place += scan.place if form != "jsonl" else 0
-    return {"bad": bad, "stripped": stripped, "strip": reading.control == "strip", "windows": windows}
+        place += written if form == "jsonl" else scan.place
+    strip = reading.control == "strip"
+    return {"bad": bad, "stripped": stripped, "strip": strip, "windows": windows, "counts": counts}
 
 
 def _lines(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
@@ -141,29 +157,38 @@ def _objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
     """JSON lines: {"text": ...}, or {"source": ..., "target": ...}, or the fields that were named."""
     fields = scan.reading.fields
     place = number = 0
+    rows: list[list[bytes] | None] = []  # None: not UTF-8, and to be left out
     for chunk in stream:
         before, line, faulty = scan.place, scan.lines, len(scan.bad)
         bounds = scan.read(chunk)
         lines_bad = set(scan.bad[faulty:])
-        rows: list[list[bytes] | None] = []
         for start, stop in bounds.tolist():
             line += 1
-            if start == stop:
-                continue  # a blank line is no object
+            content = chunk[start - before : stop - before]
             if line - 1 in lines_bad:
                 bad.append(number)
                 rows.append(None)
-            else:
-                row, fields = _fields(chunk[start - before : stop - before], fields, scan.path, line)
+            elif content.strip():  # a blank line is no object
+                row, fields = _fields(content, fields, scan.path, line)
                 rows.append(row)
+            else:
+                continue
             number += 1
-        found = [row or [b""] * len(fields or ("text",)) for row in rows]
-        lengths = np.array([[len(text) for text in row] for row in found], dtype=np.int64).reshape(len(rows), -1)
-        ends = place + np.cumsum(lengths.ravel()).reshape(lengths.shape)
-        place += int(lengths.sum())
-        if rows:
-            sides = tuple(np.stack([ends[:, i] - lengths[:, i], ends[:, i]], axis=1) for i in range(lengths.shape[1]))
-            yield sides, b"".join(text for row in found for text in row)
+        if rows and fields is not None:
+            yield _spooled(rows, len(fields), place)
+            place += sum(len(text) for row in rows if row for text in row)
+            rows = []
+    if rows:
+        yield _spooled(rows, 1, place)
+
+
+def _spooled(rows: list[list[bytes] | None], sides: int, place: int) -> tuple[tuple[Bounds, ...], bytes]:
+    """Where texts are that are written one after the other from a place on, and their bytes."""
+    filled = [row or [b""] * sides for row in rows]
+    lengths = np.array([[len(text) for text in row] for row in filled], dtype=np.int64)
+    ends = place + np.cumsum(lengths.ravel()).reshape(lengths.shape)
+    bounds = tuple(np.stack([ends[:, i] - lengths[:, i], ends[:, i]], axis=1) for i in range(sides))
+    return bounds, b"".join(text for row in filled for text in row)
 
 
 _FORMS = {"line": _lines, "file": _whole, "paragraph": _paragraphs, "tsv": _tabs, "jsonl": _objects}
@@ -195,7 +220,17 @@ def _fields(
 
 def _numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
     """Columns counted from 1, as they are written, to columns counted from 0."""
-    return tuple(max(1, int(field)) - 1 if field.isdigit() else 0 for field in fields)
+    for field in fields:
+        if not (field.isascii() and field.isdigit() and int(field)):
+            raise InputError(
+                f'"{field}" is no number of a column (text.fields). Columns count from 1, as in ["1", "2"].'
+            )
+    return tuple(int(field) - 1 for field in fields)
+
+
+def _states(files: list[Path]) -> list[tuple[int, int]]:
+    """What changes when someone writes to a file."""
+    return [(state.st_size, state.st_mtime_ns) for state in (file.stat() for file in files)]
 
 
 def _copied(stream: Iterable[bytes], columns: Columns, copied: bool) -> Iterator[bytes]:
@@ -220,10 +255,15 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _form(path: Path) -> str:
-    """Which form a file has, by its name."""
-    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
-    return {".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(suffix, "")
+def _form(files: list[Path], path: str) -> str:
+    """Which form files have, by their names."""
+    plain = [Path(file.stem) if file.suffix == ".gz" else file for file in files]
+    forms = sorted({{".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(file.suffix, "") for file in plain})
+    if len(forms) > 1:
+        raise InputError(
+            f"{path} holds files of several forms (text). Put .tsv, .jsonl and plain text into folders apart."
+        )
+    return forms[0]
 
 
 def _from_standard_input(cache: Cache) -> Path:
@@ -238,9 +278,10 @@ def _from_standard_input(cache: Cache) -> Path:
             first = first or block
             digest.update(block)
             file.write(block)
-    line = first.partition(b"\n")[0]
+    zipped = first.startswith(b"\x1f\x8b")
+    line = (zlib.decompressobj(31).decompress(first, 1 << 16) if zipped else first).partition(b"\n")[0]
     suffix = ".jsonl" if line.lstrip().startswith(b"{") else ".tsv" if line.count(b"\t") == 1 else ".txt"
-    suffix += ".gz" if first.startswith(b"\x1f\x8b") else ""
+    suffix += ".gz" if zipped else ""
     final = folder / f"input-{digest.hexdigest()[:40]}{suffix}"
     os.replace(beside, final)
     return final

@@ -23,7 +23,7 @@ class Share:
     @property
     def times(self) -> int:
         """How often one of them is drawn in an epoch."""
-        return round(self.samples * self.weight)
+        return max(1, round(self.samples * self.weight)) if self.samples and self.weight else 0
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from regard.text.order import Indices, Share
 from regard.text.texts import sizes_of
 from regard.text.tokenizer import Tokenizer
 
-_BLOCK = 1_000_000
+_BLOCK = 100_000
 
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
 
@@ -113,12 +113,12 @@ class Translation:
         """Which pairs are learnt from, block by block."""
         reasons = ("not UTF-8", "empty", f"longer than {self.longest:,} tokens")
         assert corpus.targets is not None
-        sizes, size = sizes_of(corpus.targets), 0
+        size = 0
         for first in range(0, len(corpus), _BLOCK):
             stop = min(len(corpus), first + _BLOCK)
             lengths = np.stack([side.lengths[first:stop] for side in sides], axis=1) - 1
             tests = [
-                np.isin(np.arange(first, stop), list(corpus.bad)),
+                np.isin(np.arange(first, stop), list(corpus.bad)) if corpus.bad else np.zeros(stop - first, dtype=bool),
                 (lengths <= 1).any(axis=1),
                 (lengths > self.longest).any(axis=1),
             ]
@@ -128,7 +128,7 @@ class Translation:
             columns.append("lengths", lengths[kept].astype(np.int32))
             columns.append("left", left + first)
             columns.append("reason", held[left].astype(np.uint8))
-            size += int(sizes[first:stop][kept].sum())
+            size += int(sizes_of(corpus.targets, first, stop)[kept].sum())
         return {"reasons": reasons, "bytes": size}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from regard.text.align import Shift, find_shift
 from regard.text.cache import Cache
 from regard.text.corpus import Corpus
 from regard.text.problem import Samples
-from regard.text.texts import sizes_of, stripped_lines
+from regard.text.texts import pieces, sizes_of, stripped_lines
 
 _BINS = 12
 _BAR = 30
@@ -120,7 +120,19 @@ def _count(corpus: Corpus, valid: Corpus | None, aligned: bool) -> Mapping[str, 
 
 def _hashes(corpus: Corpus) -> NDArray[np.int64]:
     """A number for each text or pair; equal ones have the same, and others, as good as surely, another."""
-    return np.fromiter(map(hash, zip(*corpus.sides)), dtype=np.int64, count=len(corpus))
+    return np.fromiter(map(hash, zip(*map(_side_hashes, corpus.sides))), dtype=np.int64, count=len(corpus))
+
+
+def _side_hashes(texts: Sequence[str]) -> Iterator[int]:
+    """A number for each text, never holding more than a part of one."""
+    current, found = -1, 0
+    for number, part in pieces(texts):
+        if number != current and current >= 0:
+            yield found
+        found = hash(part) if number != current else hash((found, part))
+        current = number
+    if current >= 0:
+        yield found
 
 
 def _spread(lengths: NDArray[Any]) -> Spread:

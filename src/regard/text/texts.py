@@ -47,6 +47,7 @@ class Stored(Texts):
         self._fetch, self.bounds = fetch, bounds
         self.digest: str = facts["digest"]
         self.bad = frozenset[int](facts["bad"])  # texts that are not UTF-8, left out by wish
+        self.counts: list[int] = facts["counts"]  # texts of each file
         self.stripped: int = facts["stripped"]  # lines that control characters were taken from
         self._strip: bool = facts["strip"]
         self._windows = [range(*run) for run in facts["windows"]]  # texts whose lines end in \r\n
@@ -59,23 +60,35 @@ class Stored(Texts):
         return self._text(self._fetch(start, stop), place)
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), 10_000):
-            bounds = np.asarray(self.bounds[start : start + 10_000])
-            for rows in _near(bounds):
-                first, last = int(rows[0, 0]), int(rows[-1, 1])
-                block = self._fetch(first, last)
-                for begin, end in (rows - first).tolist():
-                    yield self._text(block[begin:end], start)
-                    start += 1
+        for start, rows in self._runs():
+            yield from self._texts(start, rows)
 
     def pieces(self) -> Iterator[tuple[int, str]]:
         """Every text in parts of bounded size, each with its text's number."""
-        if not len(self) or int((self.bounds[:, 1] - self.bounds[:, 0]).max()) <= _BLOCK:
-            for number, text in enumerate(self):
-                yield from ((number, part) for part in cut_text(text))
-            return
-        for number, (begin, end) in enumerate(self.bounds.tolist()):
-            yield from ((number, part) for part in cut_text(self._blocks(number, begin, end)))
+        for start, rows in self._runs():
+            begin, end = int(rows[0, 0]), int(rows[-1, 1])
+            if end - begin > _BLOCK and start not in self.bad:  # one long text, alone
+                yield from ((start, part) for part in cut_text(self._blocks(start, begin, end)))
+                continue
+            for number, text in enumerate(self._texts(start, rows), start):
+                if len(text) <= _PART:
+                    yield number, text
+                else:
+                    yield from ((number, part) for part in cut_text(text))
+
+    def _runs(self) -> Iterator[tuple[int, Bounds]]:
+        """Runs of neighbouring texts that are read at once, each with the number of its first."""
+        for start in range(0, len(self), 10_000):
+            for rows in _near(np.asarray(self.bounds[start : start + 10_000])):
+                yield start, rows
+                start += len(rows)
+
+    def _texts(self, start: int, rows: Bounds) -> Iterator[str]:
+        """The texts of a run."""
+        first = int(rows[0, 0])
+        block = self._fetch(first, int(rows[-1, 1]))
+        for place, (begin, end) in enumerate((rows - first).tolist(), start):
+            yield self._text(block[begin:end], place)
 
     def _blocks(self, number: int, begin: int, end: int) -> Iterator[str]:
         """A text block by block, cut where a character ends and no line end is torn."""
@@ -157,18 +170,23 @@ def pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
             found = member.pieces()
         else:
             found = ((number, part) for number, text in enumerate(member) for part in cut_text(text))
-        yield from ((first + number, part) for number, part in found)
+        for number, part in found:
+            yield first + number, part
         first += len(member)
 
 
-def sizes_of(texts: Sequence[str]) -> NDArray[np.int64]:
-    """How long each text is, in bytes."""
-    found = [
-        np.asarray(member.bounds[:, 1] - member.bounds[:, 0])
-        if isinstance(member, Stored)
-        else np.fromiter((len(text.encode("utf-8", "surrogatepass")) for text in member), np.int64, len(member))
-        for member in members_of(texts)
-    ]
+def sizes_of(texts: Sequence[str], start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+    """How long texts are, in bytes: all of them, or those from `start` to `stop`."""
+    stop, first = len(texts) if stop is None else stop, 0
+    found = [np.zeros(0, dtype=np.int64)]
+    for member in members_of(texts):
+        places = slice(max(0, start - first), max(0, min(len(member), stop - first)))
+        if isinstance(member, Stored):
+            bounds = member.bounds[places]
+            found.append(bounds[:, 1] - bounds[:, 0])
+        else:
+            found.append(np.array([len(text.encode("utf-8", "surrogatepass")) for text in member[places]], np.int64))
+        first += len(member)
     return np.concatenate(found)
 
 
