@@ -12,7 +12,8 @@ _SURE = 7.0  # standard deviations; chance alone reaches about 5 in ten thousand
 _RELATED = 0.3  # below this correlation lengths say nothing about pairs
 _ENOUGH = 30  # lines
 _BETTER = 0.1  # how much better moved lines must agree
-_BLOCK = 1_000_000
+_BLOCK = 100_000
+_SAMPLED = 100_000
 
 Lengths = NDArray[np.int64]
 
@@ -45,12 +46,14 @@ def find_shift(sources: Lengths, targets: Lengths) -> Shift | None:
             best = sureness, start, stop, lag
     assert best is not None
     sureness, start, stop, lag = best
-    outside = [np.concatenate([side[:start], side[stop:count]]) for side in (sources, targets)]
-    before = _correlation(*outside)
-    if sureness < _SURE or stop - start < _ENOUGH or len(outside[0]) < _ENOUGH or before < _RELATED:
+    outside = count - (stop - start)
+    rows = _some(0, outside)
+    rows += (rows >= start) * (stop - start)
+    before = _correlation(sources[rows], targets[rows])
+    if sureness < _SURE or stop - start < _ENOUGH or outside < _ENOUGH or before < _RELATED:
         return None
-    moved = np.arange(max(start, -lag), min(stop, count - lag))
-    after = _correlation(sources[start:stop], targets[start:stop])
+    inside, moved = _some(start, stop), _some(max(start, -lag), min(stop, count - lag))
+    after = _correlation(sources[inside], targets[inside])
     shifted = _correlation(sources[moved + lag], targets[moved])
     if shifted < after + _BETTER:  # as in text that is sorted by length
         return None
@@ -84,8 +87,13 @@ def _longest_fall(sources: Lengths, targets: Lengths, lag: int) -> tuple[float, 
     return fall / max(1e-9, np.sqrt(square / count * length)), found[0], found[1]
 
 
+def _some(start: int, stop: int) -> Lengths:
+    """Places between two, evenly spread when they are very many."""
+    return np.arange(start, stop, max(1, (stop - start) // _SAMPLED))
+
+
 def _scale(side: Lengths) -> tuple[float, float]:
-    sample = np.log1p(side[:: max(1, len(side) // 100_000)])
+    sample = np.log1p(side[_some(0, len(side))])
     return float(sample.mean()), max(1e-9, float(sample.std()))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
 import tempfile
@@ -139,6 +140,13 @@ def open_table(folder: Path) -> Table:
         mapped = np.memmap(folder / name, dtype=kind, mode="r", shape=tuple(shape)) if size else None
         columns[name] = np.zeros(shape, dtype=kind) if mapped is None else mapped
     return Table(columns, described["facts"])
+
+
+def forget(column: NDArray[Any]) -> None:
+    """Let go of the memory of a mapped column that has been read; it is read again when it is asked for again."""
+    mapped = getattr(column, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def digest_of(value: Any) -> str:

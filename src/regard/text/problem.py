@@ -15,7 +15,7 @@ from torch import Tensor
 from regard import catalogue
 from regard.errors import InputError
 from regard.text.batch import IGNORE, Batch
-from regard.text.cache import Cache, Columns
+from regard.text.cache import Cache, Columns, forget
 from regard.text.corpus import Corpus
 from regard.text.dropout import Dropout
 from regard.text.encode import Rows, encode_texts, rows_of
@@ -129,6 +129,8 @@ class Translation:
             columns.append("left", left + first)
             columns.append("reason", held[left].astype(np.uint8))
             size += int(sizes_of(corpus.targets, first, stop)[kept].sum())
+            for side in sides:
+                forget(side.lengths)
         return {"reasons": reasons, "bytes": size}
 
 

@@ -17,6 +17,7 @@ from regard.text.problem import Samples
 from regard.text.texts import pieces, sizes_of, stripped_lines
 
 _BINS = 12
+_BLOCK = 100_000
 _BAR = 30
 _SIDES = ("source", "target")
 
@@ -136,13 +137,27 @@ def _side_hashes(texts: Sequence[str]) -> Iterator[int]:
 
 
 def _spread(lengths: NDArray[Any]) -> Spread:
-    tokens = np.maximum(np.asarray(lengths, dtype=np.int64) - 2, 0)  # without begin and end
-    longest = int(tokens.max(initial=0))
-    usual = int(np.percentile(tokens, 99)) + 1 if len(tokens) else 1
+    sample = _without_frame(lengths[:: max(1, len(lengths) // _BLOCK)])
+    longest = total = 0
+    for block in _blocks(lengths):
+        longest, total = max(longest, int(block.max())), total + int(block.sum())
+    usual = int(np.percentile(sample, 99)) + 1 if len(sample) else 1
     width = max(1, -(-usual // _BINS))
     edges = [*range(0, usual + width, width)]
-    counts = np.histogram(tokens, bins=[*edges, max(longest, edges[-1]) + 1])[0].tolist()
     edges.append(max(longest, edges[-1]) + 1)
+    counts = sum(
+        (np.histogram(block, bins=edges)[0] for block in _blocks(lengths)), np.zeros(len(edges) - 1, int)
+    ).tolist()
     if not counts[-1]:
         counts, edges = counts[:-1], edges[:-1]
-    return Spread(int(tokens.sum()), longest, tuple(edges), tuple(counts))
+    return Spread(total, longest, tuple(edges), tuple(counts))
+
+
+def _blocks(lengths: NDArray[Any]) -> Iterator[NDArray[np.int64]]:
+    """The tokens of texts without begin and end, some texts at a time."""
+    for start in range(0, len(lengths), _BLOCK):
+        yield _without_frame(lengths[start : start + _BLOCK])
+
+
+def _without_frame(lengths: NDArray[Any]) -> NDArray[np.int64]:
+    return np.maximum(np.asarray(lengths, dtype=np.int64) - 2, 0)

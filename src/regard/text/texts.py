@@ -13,11 +13,12 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.text.cache import digest_of
+from regard.text.cache import digest_of, forget
 
 Bounds = NDArray[np.int64]
 
 _BLOCK = 1 << 20
+_RUN = 100_000
 _PART = 100_000
 _PART_END = re.compile(r"(?<=\S)(?=[ \n])")
 CONTROLS = dict.fromkeys(code for code in range(32) if chr(code) not in "\t\n\r")
@@ -78,10 +79,11 @@ class Stored(Texts):
 
     def _runs(self) -> Iterator[tuple[int, Bounds]]:
         """Runs of neighbouring texts that are read at once, each with the number of its first."""
-        for start in range(0, len(self), 10_000):
-            for rows in _near(np.asarray(self.bounds[start : start + 10_000])):
+        for start in range(0, len(self), _RUN):
+            for rows in _near(np.array(self.bounds[start : start + _RUN])):
                 yield start, rows
                 start += len(rows)
+            forget(self.bounds)
 
     def _texts(self, start: int, rows: Bounds) -> Iterator[str]:
         """The texts of a run."""
