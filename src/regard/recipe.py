@@ -73,10 +73,10 @@ class Text:
         members = [
             Weighted(one) if isinstance(one, str) else one for one in ([named] if isinstance(named, str) else named)
         ]
-        if not members:
+        if not members or not all(one.path for one in members):
             raise InputError(f"text.{split} names no file (text.{split}). Name one.")
         found = [(read_corpus(self.place(one.path), reading, cache), one.weight) for one in members]
-        return found[0][0] if len(found) == 1 else join_corpora(found)
+        return found[0][0] if len(found) == 1 and found[0][1] == 1 else join_corpora(found)
 
     def place(self, name: str) -> str:
         """Where a file is."""

@@ -35,7 +35,7 @@ from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Samples, Translation, default_problem
 from regard.text.report import DataReport, report_on
 from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import train_tokenizers
+from regard.text.vocabulary import Saved, train_tokenizers
 from regard.version import __version__
 
 _LISTED = 100_000
@@ -114,8 +114,11 @@ def prepare(
     new_data: bool = False,
 ) -> Job:
     """Read the text, train the tokenizers, build the network, and write the folder's description."""
-    material = read_material(recipe, read_tokenizers(folder) if new_data and found is not None else None)
     then = None if found is None else found.state()["fingerprint"]
+    kind = recipe.text.tokenizer
+    # A run keeps the tokenizers it began with, also when its text is new; a file that was named is read again.
+    kept = then is not None and then["text"].get("kind") == to_plain(kind) and not isinstance(kind, Saved)
+    material = read_material(recipe, read_tokenizers(folder) if kept else None)
     if recipe.train.batch_tokens == "fit":
         if then is not None:
             recipe = with_batch(recipe, then["train"]["batch_tokens"])
@@ -173,7 +176,7 @@ def write_report(folder: Path, report: DataReport, material: Material, watcher: 
         listed,
         "".join(f"{material.corpus.where([index])}\t{left.reasons[reason]}\n" for index, reason in rows).encode(),
     )
-    write_file(folder / "data.txt", "\n".join([report.text(), *warnings]).encode())
+    write_file(folder / "data.txt", "\n".join([report.text(), *warnings, ""]).encode())
     write_file(folder / "data.html", data_page(report, warnings).encode())
     for text in warnings:
         watcher.note(text)
@@ -224,6 +227,7 @@ def fingerprint_of(
         "text": {
             "train": corpus.digest,
             "weights": [part.weight for part in corpus.parts],
+            "kind": to_plain(recipe.text.tokenizer),
             "valid": None if valid is None else valid.digest,
             "tokenizer": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
             "bpe_dropout": recipe.text.bpe_dropout,

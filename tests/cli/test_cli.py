@@ -240,3 +240,20 @@ def test_a_run_learns_from_standard_input_and_several_corpora(tmp_path: Path):
     left = (tmp_path / "two" / "left-out.tsv").read_text().splitlines()
     assert f"{len(left):,} of 156 left out" in out
     assert "\tlonger than 9 tokens" in left[0]
+
+
+def test_a_sketch_for_pairs_in_one_file_trains(tmp_path: Path):
+    lines = "".join(f"{word}\t{word[::-1]}\n" for word in ("abc", "bcd", "cde", "def") * 9)
+    (tmp_path / "pairs.tsv").write_text(lines)
+    code, recipe, err = regard("init", tmp_path / "pairs.tsv")
+    assert (code, err) == (0, "")
+    assert "valid.tsv" in recipe
+    (tmp_path / "recipe.toml").write_text(recipe)
+    settings = ["--set", "train.steps=1", "--set", "model.width=16", "--set", "model.depth=1"]
+    assert regard("train", tmp_path / "recipe.toml", *settings, "--out", tmp_path / "run")[0] == 0
+    weightless = ["--set", f'text.train=[{{path = "{tmp_path}/pairs.tsv", weight = 0}}]']
+    code, _, err = regard("train", tmp_path / "recipe.toml", *settings, *weightless, "--out", tmp_path / "none")
+    assert (code, "weight above 0" in err) == (2, True)
+    (tmp_path / "empty.txt").write_text("")
+    assert regard("init", tmp_path / "empty.txt")[0] == 2
+    assert regard("train", tmp_path / "recipe.toml", "--set", 'text.train=""', "--out", tmp_path / "none")[0] == 2

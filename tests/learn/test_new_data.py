@@ -41,7 +41,7 @@ def test_other_text_is_refused_unless_told_and_then_begins_at_its_beginning(tmp_
         "step": 1,
     }
     assert (out / "tokenizer.json").read_bytes() == tokenizer
-    train(recipe, out, settings=[*SETTINGS, "train.steps=7"], new_data=True)  # the same text now goes on where it was
+    train(recipe, out, settings=[*SETTINGS, "train.steps=7"])  # the new text now goes on where it was
     last = newest_checkpoint(out / "checkpoints", pytest.fail)
     assert last is not None
     assert last.state()["position"]["place"]["step"] == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from regard.describe import toml_value
 from regard.errors import InputError
-from regard.text.corpus import read_lines
+from regard.text.corpus import read_corpus, read_pairs
 
 _RECIPE = """# Written by regard init. Train it with: regard train recipe.toml
 # Every key can also be set on the command line: --set train.steps=2000
@@ -28,7 +28,7 @@ tokenizer = {{ kind = "{tokenizer}"{size} }}   # character, byte, word, bpe, uni
 
 [train]
 steps        = {steps}       # a run goes on where it stopped, so this can be raised later
-batch_tokens = 4096       # padded tokens a step; lower accumulate's parts, not this, if memory is short
+batch_tokens = 4096       # padded tokens a step; raise accumulate, not lower this, if memory is short
 rate         = 1e-3
 schedule     = {{ kind = "inverse_square_root", warmup = {warmup} }}
 save_every   = {every}
@@ -41,11 +41,9 @@ def recipe_for(files: list[Path]) -> str:
     """A recipe for one text, or for two whose lines belong together."""
     if len(files) > 2:
         raise InputError(f"{len(files)} files (regard init). Give one text, or two whose lines belong together.")
-    sizes = [len(read_lines(file)) for file in files]
-    if len(set(sizes)) > 1:
-        raise InputError(f"{files[0]} has {sizes[0]:,} lines, {files[1]} {sizes[1]:,}: they must match.")
+    both = read_pairs(files[0], files[1]) if len(files) == 2 else read_corpus(str(files[0]))
     size = sum(file.stat().st_size for file in files)
-    pattern, pair = _pattern([str(file) for file in files]), len(files) == 2
+    pattern, pair = _pattern([str(file) for file in files]), both.targets is not None
     vocabulary = 8000 if size > 4_000_000 else 2000 if size > 400_000 else 0
     small = size < 1_000_000
     return _RECIPE.format(
@@ -54,7 +52,7 @@ def recipe_for(files: list[Path]) -> str:
         depth=2 if small else 3,
         dropout=0.2 if small else 0.1,
         train=toml_value(pattern),
-        valid=f"# valid   = {toml_value(pattern.replace('train', 'valid'))}   # not learnt from: judges as it goes",
+        valid=f"# valid   = {toml_value(_valid(pattern))}   # not learnt from: judges as it goes",
         tokenizer="bpe" if vocabulary else "character",
         size=f", size = {vocabulary}" if vocabulary else "",
         problem="" if pair else 'documents = "file"        # or "line", "paragraph": what is one text',
@@ -79,6 +77,14 @@ def _pattern(files: list[str]) -> str:
             f"{files[0]} and {files[1]} differ in more than an ending. Rename them like train.de, train.en."
         )
     return f"{start}{{{','.join(middles)}}}{end}"
+
+
+def _valid(pattern: str) -> str:
+    """A name like the training text's for the text that is not learnt from."""
+    if "train" in pattern:
+        return pattern.replace("train", "valid")
+    place = Path(pattern)
+    return str(place.with_name("valid" + "".join(place.suffixes)))
 
 
 def _common(one: str, other: str) -> str:

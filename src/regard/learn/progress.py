@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from typing import Protocol
 
 from rich.console import Console
@@ -92,13 +93,9 @@ class Bar(Quiet):
 
 
 def _say(line: str) -> None:
-    """Print a line; a full disk under the output is no reason to stop learning."""
-    try:
+    """Print a line; a full disk under the output, or nobody who reads it any more, is no reason to stop learning."""
+    with suppress(OSError):
         print(line, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError:
-        pass
 
 
 def short(text: str, longest: int = 60) -> str:

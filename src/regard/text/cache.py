@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from regard import catalogue
 
-_FORMAT = 1
+_FORMAT = 2  # raised when what tables hold changes
 
 
 @dataclass(frozen=True, eq=False)

@@ -65,15 +65,15 @@ class DataReport:
 
     def text(self) -> str:
         """All of it for a terminal or a file."""
-        lines = [f"{'text':28}{', '.join(self.names)}", f"{'texts':28}{self.texts:>12,}"]
-        lines += [f"{'  left out, ' + reason:28}{count:>12,}" for reason, count in self.left_out.items()]
-        lines.append(f"{'  learnt from':28}{self.kept:>12,}")
-        lines.append(f"{'duplicates':28}{self.duplicates:>12,}")
+        lines = [f"{'text':36}{', '.join(self.names)}", f"{'texts':36}{self.texts:>12,}"]
+        lines += [f"{'  left out, ' + reason:36}{count:>12,}" for reason, count in self.left_out.items()]
+        lines.append(f"{'  learnt from':36}{self.kept:>12,}")
+        lines.append(f"{'duplicates':36}{self.duplicates:>12,}")
         if self.stripped:
-            lines.append(f"{'control characters removed':28}{self.stripped:>12,}")
+            lines.append(f"{'control characters removed':36}{self.stripped:>12,}")
         if self.overlap is not None:
-            lines.append(f"{'validation also in training':28}{self.overlap[0]:>12,} of {self.overlap[1]:,}")
-        lines += [f"{'  ' + name:28}{count:>12,} x {weight:g}" for name, count, weight in self.parts]
+            lines.append(f"{'validation also in training':36}{self.overlap[0]:>12,} of {self.overlap[1]:,}")
+        lines += [f"{'  ' + name:36}{count:>12,} x {weight:g}" for name, count, weight in self.parts]
         for name, side in zip(_SIDES if len(self.sides) > 1 else ("text",), self.sides):
             lines += ["", f"{name}: {side.tokens:,} tokens, the longest text {side.longest:,}"]
             most = max(side.counts, default=1)
