@@ -117,7 +117,7 @@ def prepare(
     then = None if found is None else found.state()["fingerprint"]
     kind = recipe.text.tokenizer
     # A run keeps the tokenizers it began with, also when its text is new; a file that was named is read again.
-    kept = then is not None and then["text"].get("kind") == to_plain(kind) and not isinstance(kind, Saved)
+    kept = then is not None and then["text"]["tokenizer"]["recipe"] == to_plain(kind) and not isinstance(kind, Saved)
     material = read_material(recipe, read_tokenizers(folder) if kept else None)
     if recipe.train.batch_tokens == "fit":
         if then is not None:
@@ -227,9 +227,11 @@ def fingerprint_of(
         "text": {
             "train": corpus.digest,
             "weights": [part.weight for part in corpus.parts],
-            "kind": to_plain(recipe.text.tokenizer),
             "valid": None if valid is None else valid.digest,
-            "tokenizer": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
+            "tokenizer": {
+                "recipe": to_plain(recipe.text.tokenizer),
+                "digests": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
+            },
             "bpe_dropout": recipe.text.bpe_dropout,
             "problem": problem,
         },
