@@ -32,8 +32,9 @@ from regard.store.files import write_file
 from regard.store.folder import read_tokenizers, write_description
 from regard.text.cache import Cache, default_cache
 from regard.text.corpus import Corpus
-from regard.text.problem import NextToken, Samples, Translation, default_problem
+from regard.text.problem import NextToken, Translation, default_problem
 from regard.text.report import DataReport, report_on
+from regard.text.samples import Samples
 from regard.text.tokenizer import Tokenizer
 from regard.text.vocabulary import Saved, train_tokenizers
 from regard.version import __version__

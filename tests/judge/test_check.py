@@ -22,6 +22,7 @@ from regard.judge import check as module
 from regard.judge import laws
 from regard.judge.check import Finding, check, drawn, spelling
 from regard.judge.laws import LAWS, searching
+from regard.judge.probe import Probe
 from regard.models import model as models
 from regard.models import zoo
 from regard.models.model import Model
@@ -248,7 +249,7 @@ def test_a_tie_that_rounding_decides_is_no_difference(monkeypatch: Patch):
         assert searching(replace_rows(probe)) == 0
 
 
-def replace_rows(probe: laws.Probe) -> laws.Probe:
+def replace_rows(probe: Probe) -> Probe:
     """Two rows, so that their number is even together and odd alone."""
     return replace(probe, inputs={name: tensor[:2] for name, tensor in probe.inputs.items()})
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.judge.laws import LAWS, Law, Probe
+from regard.judge.laws import LAWS, Law
+from regard.judge.probe import Probe
 from regard.models.model import Network
 from regard.parts.contract import Change
 from tests.laws.zoo import END, MODELS, TRANSLATORS, VOCABULARY, build
@@ -45,8 +46,10 @@ def _no_gradients():
 @pytest.mark.parametrize(("law", "name"), APPLICABLE, ids=[f"{law.name}: {name}" for law, name in APPLICABLE])
 def test_the_law_holds(law: Law, name: str):
     off = law.off(probe(build(name)))
-    assert off is not None
-    assert off <= min(law.allowed, TOLERANCE)
+    if off is None:  # there are no weights to speak of
+        assert name.startswith("seq2seq")
+    else:
+        assert off <= min(law.allowed, TOLERANCE)
 
 
 def test_every_law_applies_to_some_model():
@@ -62,11 +65,12 @@ def test_what_the_laws_change_would_show_if_it_counted(name: str):
         assert gap(asked.read(source_ids=asked.other(asked.inputs["source_ids"], "source_")), whole) > 1e-3
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if "recurrent" not in name])
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("seq2seq")])
 def test_a_head_that_is_switched_off_is_silent(name: str):
     network, ids = build(name), tokens(3, 6)
     inputs = {} if network.encoder is None else {"source_ids": tokens(3, 9, seed=1)}
     whole = network.states(ids, **inputs)
-    off = network.states(ids, **inputs, change=Change({"decoder.0.self": (0,)}))
+    kind = "self" if network.encoder is None else "cross"
+    off = network.states(ids, **inputs, change=Change({f"decoder.0.{kind}": (0,)}))
     assert gap(off, whole) > 1e-3
-    assert torch.equal(network.states(ids, **inputs, change=Change({"decoder.9.self": (0,)})), whole)
+    assert torch.equal(network.states(ids, **inputs, change=Change({f"decoder.9.{kind}": (0,)})), whole)

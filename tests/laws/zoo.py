@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.models.readout import Vocabulary
 from regard.models.stack import Stack
 from regard.parts.attention import SelfAttention
+from regard.parts.attentive import Attentive
+from regard.parts.cell import GRU, LSTM, RNN
 from regard.parts.embed import Embed
 from regard.parts.feedforward import FeedForward
 from regard.parts.join import PreNorm, Replace, RMSNorm
-from regard.parts.pattern import Window
+from regard.parts.pattern import LocalM, LocalP, Look, Window
 from regard.parts.position import Concatenated, Learned, RelativeBias, Rotary, Sinusoid
-from regard.parts.recurrent import Attentive, Recurrent
+from regard.parts.recurrent import Averaged
 from regard.parts.reversible import Reversible
-from regard.parts.score import Additive, Dot, General, ReducedRank
+from regard.parts.score import Additive, Dot, General, ReducedRank, Uniform
 
 VOCABULARY = 40
 WIDTH = 24
 BEGIN, END = 1, 2
+RECURRENT = {"width": WIDTH, "depth": 2, "dropout": 0.1}
 SMALL = {"width": WIDTH, "depth": 2, "heads": 3, "inner": 40, "dropout": 0.1}
-
-
-def recurrent(score: Dot | General | ReducedRank | Additive, both_ways: bool) -> Model:
-    """An LSTM encoder, and an LSTM decoder with attention and input feeding."""
-    return Model(
-        WIDTH,
-        embed=Embed(dropout=0.1),
-        encoder=Stack(((Recurrent(both_ways=both_ways),),), Replace(), 0.1),
-        decoder=Stack(((Attentive(score),),), Replace(), 0.1),
-        readout=Vocabulary(tied=False, biased=True),
-    )
 
 
 def windowed() -> Model:
     """A language model that sees only the last few tokens."""
     layer = (SelfAttention(2, see=Window(5), position=Rotary()), FeedForward(32, "silu", gated=True))
     return Model(WIDTH, Embed(), decoder=Stack(2 * (layer,), PreNorm(RMSNorm())))
+
+
+def transformer_seeing(see: Look) -> Model:
+    """A Transformer that looks at a part of the source."""
+    model = zoo.transformer(**SMALL)
+    layers = tuple((self, replace(cross, see=see), feed) for self, cross, feed in model.decoder.layers)
+    return replace(model, decoder=replace(model.decoder, layers=layers))
+
+
+def hybrid() -> Model:
+    """A Transformer's encoder, and a recurrent decoder that begins with the mean of what it says."""
+    decoder = Stack(((Attentive(begin=Averaged()),),), Replace(), 0.1)
+    return replace(zoo.transformer(**SMALL), decoder=decoder)
 
 
 TRANSLATORS: dict[str, Model] = {
@@ -52,8 +58,27 @@ TRANSLATORS: dict[str, Model] = {
     "reduced rank score": zoo.transformer(**SMALL, score=ReducedRank(3)),
     "reversible": zoo.transformer(**SMALL, join=Reversible(slice_length=5)),
     "reversible, relative bias": zoo.transformer(**SMALL, join=Reversible(), position=RelativeBias(8, 20)),
-    "recurrent, additive": recurrent(Additive(), both_ways=True),
-    "recurrent, general": recurrent(General(), both_ways=False),
+    "local-m in a transformer": transformer_seeing(LocalM(3)),
+    "local-p in a transformer": transformer_seeing(LocalP(3)),
+    "uniform score": zoo.transformer(**SMALL, score=Uniform()),
+    "seq2seq": zoo.seq2seq(**RECURRENT, reads="forward"),
+    "seq2seq, reversed source": zoo.seq2seq(**RECURRENT),
+    "seq2seq, both ways": zoo.seq2seq(**RECURRENT, reads="both"),
+    "seq2seq, gru": zoo.seq2seq(**RECURRENT, cell=GRU(), reads="forward"),
+    "seq2seq, tanh": zoo.seq2seq(**RECURRENT, cell=RNN(), reads="both"),
+    "bahdanau": zoo.bahdanau(WIDTH, dropout=0.1),
+    "bahdanau, stacked lstm": zoo.bahdanau(**RECURRENT, cell=LSTM(), tied=True, shared=True),
+    "bahdanau, tanh, local-p": zoo.bahdanau(**RECURRENT, cell=RNN(), see=LocalP(3), reads="forward"),
+    "luong": zoo.luong(**RECURRENT),
+    "luong, dot, local-m": zoo.luong(**RECURRENT, score=Dot(), see=LocalM(3), reads="both"),
+    "luong, general, local-p": zoo.luong(**RECURRENT, see=LocalP(3), cell=GRU()),
+    "luong, additive": zoo.luong(**RECURRENT, score=Additive(9), cell=RNN()),
+    "luong, reduced rank": zoo.luong(**RECURRENT, score=ReducedRank(3), reads="both"),
+    "luong, mean pooling": zoo.luong(**RECURRENT, score=Uniform()),
+    "luong, no feeding": zoo.luong(**RECURRENT, feeding=False),
+    "luong, no feeding, local-p": zoo.luong(**RECURRENT, feeding=False, see=LocalP(3), score=Additive(), cell=GRU()),
+    "luong, no feeding, local-m": zoo.luong(**RECURRENT, feeding=False, see=LocalM(3), score=Dot(scaled=False)),
+    "transformer encoder, recurrent decoder": hybrid(),
 }
 LANGUAGE_MODELS: dict[str, Model] = {
     "gpt2": zoo.gpt2(**SMALL),

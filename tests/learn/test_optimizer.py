@@ -64,15 +64,16 @@ HIDDEN = {
         for layer in (0, 1)
         for part in (*parts, "feedforward.sublayer.up", "feedforward.sublayer.down")
     ],
-    "recurrent, additive": [
-        "encoder.wiring.layers.0.recurrent.sublayer.cell.weight_ih_l0",
-        "encoder.wiring.layers.0.recurrent.sublayer.cell.weight_hh_l0",
-        "encoder.wiring.layers.0.recurrent.sublayer.cell.weight_ih_l0_reverse",
-        "encoder.wiring.layers.0.recurrent.sublayer.cell.weight_hh_l0_reverse",
-        "decoder.wiring.layers.0.attentive.sublayer.cell.weight_ih",
-        "decoder.wiring.layers.0.attentive.sublayer.cell.weight_hh",
-        "decoder.wiring.layers.0.attentive.sublayer.out.weight",
-        "decoder.wiring.layers.0.attentive.sublayer.bridge.weight",
+    "bahdanau": [
+        *(
+            f"encoder.wiring.layers.0.recurrent.sublayer.layers.0.{way}.cell.weight_{part}_l0"
+            for way in (0, 1)
+            for part in ("ih", "hh")
+        ),
+        *(
+            f"decoder.wiring.layers.0.cross.sublayer.{part}.weight"
+            for part in ("read", "steps.0.inputs", "steps.0.state", "begin.bridges.0", "out")
+        ),
     ],
 }  # fmt: skip
 UNTIED = {"gpt2, untied": zoo.gpt2(**SMALL, tied=False), "transformer, untied": zoo.transformer(**SMALL, tied=False)}

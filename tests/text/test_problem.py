@@ -14,9 +14,10 @@ from regard.text import encode as encode_module
 from regard.text.batch import IGNORE, Batch, Plan
 from regard.text.corpus import Corpus
 from regard.text.encode import encode_texts
-from regard.text.problem import NextToken, Samples, Translation, default_problem
+from regard.text.problem import NextToken, Translation, default_problem
+from regard.text.samples import Samples
 from regard.text.tokenizer import BEGIN, END, MASK, PAD, Tokenizer
-from regard.text.vocabulary import Byte, Character
+from regard.text.vocabulary import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece
 
 BYTE = Byte().train([])
 LETTERS = Character().train(["abcdefghij "])
@@ -28,6 +29,11 @@ DOCUMENTS = st.lists(WORDS, min_size=1, max_size=30)
 def pairs_of(pairs: list[tuple[str, str]]) -> Corpus:
     """A corpus of pairs."""
     return Corpus([source for source, _ in pairs], [target for _, target in pairs], ("t.de", "t.en"))
+
+
+def filled(pair: tuple[str, str]) -> bool:
+    """Whether there is something to learn from on both sides."""
+    return all(side.strip() for side in pair)
 
 
 def numbers(text: str, tokenizer: Tokenizer = BYTE) -> list[int]:
@@ -63,7 +69,7 @@ def test_a_pair_is_source_and_end_then_begin_and_target() -> None:
 
 @given(pairs=PAIRS, chosen=st.lists(st.integers(0, 29), max_size=8))
 def test_every_row_of_pairs_is_itself_up_to_padding(pairs: list[tuple[str, str]], chosen: list[int]) -> None:
-    full = [index for index, pair in enumerate(pairs) if all(pair)]
+    full = [index for index, pair in enumerate(pairs) if filled(pair)]
     if not full:
         return
     samples = Translation().samples(pairs_of(pairs), (BYTE, LETTERS))
@@ -82,7 +88,7 @@ def test_every_row_of_pairs_is_itself_up_to_padding(pairs: list[tuple[str, str]]
 
 @given(pairs=PAIRS)
 def test_lengths_are_those_of_the_batch(pairs: list[tuple[str, str]]) -> None:
-    if not any(all(pair) for pair in pairs):
+    if not any(map(filled, pairs)):
         return
     samples = Translation().samples(pairs_of(pairs), (BYTE, None))
     assert samples.lengths.shape == (len(samples), 2)
@@ -101,8 +107,8 @@ def test_a_padding_is_left_out_when_nothing_is_padded() -> None:
 
 @given(pairs=PAIRS, longest=st.integers(2, 14))
 def test_dropped_pairs_are_counted_by_reason(pairs: list[tuple[str, str]], longest: int) -> None:
-    empty = sum(not all(pair) for pair in pairs)
-    long = sum(all(pair) and max(map(len, pair)) + 1 > longest for pair in pairs)
+    empty = sum(not filled(pair) for pair in pairs)
+    long = sum(filled(pair) and max(map(len, pair)) + 1 > longest for pair in pairs)
     corpus = pairs_of(pairs)
     if empty + long == len(pairs):
         with pytest.raises(InputError, match=f"t.de has 0 usable lines of {len(pairs)}: "):
@@ -113,6 +119,17 @@ def test_dropped_pairs_are_counted_by_reason(pairs: list[tuple[str, str]], longe
     assert samples.left_out.counts().get("empty", 0) == empty
     assert samples.left_out.counts().get(f"longer than {longest} tokens", 0) == long
     assert samples.lengths.max() <= longest
+
+
+@pytest.mark.parametrize("kind", [Byte(), Character(), BPE(270), Unigram(40), Word(20), WordPiece(40)])
+def test_a_side_of_nothing_but_space_is_empty(kind: TokenizerKind) -> None:
+    blank = [" ", " " * 300, "\t ", "\u3000", "\u00a0\u00a0", "\u2003"]
+    kept = [("a b", "\u3000c"), ("\u00a0a", " b"), (" \u20ac", "a")]  # the last of an unknown character
+    given = [*kept, *((one, "c") for one in blank), *(("c", one) for one in blank)]
+    texts = [side for pair in [*kept[:2], ("b c", "\u3000 \u2003\u00a0\t")] for side in pair]
+    samples = Translation(longest=1000).samples(pairs_of(given), (kind.train(texts * 20), None))
+    assert samples.left_out.counts() == {"empty": 2 * len(blank)}
+    assert samples.where(range(len(samples))) == "t.de:1-3"
 
 
 def test_a_pair_may_be_exactly_as_long_as_allowed() -> None:

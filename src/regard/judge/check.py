@@ -14,7 +14,8 @@ from torch import Tensor
 
 from regard.api import LoadedModel
 from regard.errors import DamagedFile, InputError
-from regard.judge.laws import LAWS, LEAST, Probe, gap
+from regard.judge.laws import LAWS, LEAST
+from regard.judge.probe import Probe, gap
 from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
 from regard.text.tokenizer import Tokenizer
 

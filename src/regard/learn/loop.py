@@ -27,7 +27,7 @@ from regard.store.files import disk_trouble, unwatched, write_file
 from regard.store.folder import write_weights
 from regard.text.batch import Place
 from regard.text.corpus import Corpus
-from regard.text.problem import Samples
+from regard.text.samples import Samples
 from regard.text.tokenizer import Tokenizer
 
 

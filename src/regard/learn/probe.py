@@ -18,7 +18,7 @@ from regard.models.model import Network
 from regard.store.folder import unique_tensors
 from regard.text.batch import Plan
 from regard.text.order import Indices
-from regard.text.problem import Samples
+from regard.text.samples import Samples
 
 SHARE = 0.7  # of the memory that steps may take; validations and checkpoints need some too
 _SIZES = tuple(1024 << power for power in range(7))

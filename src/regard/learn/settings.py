@@ -8,6 +8,7 @@ from typing import Literal
 
 from regard.errors import InputError
 from regard.learn.optimizer import AdamW, Group, InverseSquareRoot, Optimizer, Schedule
+from regard.learn.teaching import Sampling
 from regard.models.device import Precision
 
 # What may differ when a run goes on: none of these changes a step that was already taken.
@@ -28,6 +29,7 @@ class Training:
     layer_decay: float = 1.0  # what the rate is multiplied by for each layer further down
     schedule: Schedule = field(default_factory=InverseSquareRoot)
     smoothing: float = 0.1
+    sampling: Sampling | None = None  # how many of the words a translator reads come to be its own
     clip: float = 1.0
     ema: float | None = None  # decay of the moving average that is validated and kept instead of the last weights
     average: int = 1  # checkpoints averaged at the end; kept if they validate better
@@ -61,6 +63,8 @@ class Training:
             raise InputError(f"layer_decay must be above 0 and at most 1, got {self.layer_decay} (train.layer_decay).")
         if self.parallel == "shard" and not self.optimizer.shards:
             raise InputError('this optimizer moves whole weights only (train.parallel). Use parallel = "replicate".')
+        if self.parallel == "shard" and self.sampling is not None:
+            raise InputError('sampling needs whole weights (train.parallel). Use parallel = "replicate".')
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"ema must lie between 0 and 1, got {self.ema} (train.ema).")
         if not 0 < self.rate < math.inf or self.clip <= 0:

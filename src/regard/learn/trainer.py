@@ -12,18 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from regard import catalogue
+from regard.errors import InputError
 from regard.learn.guard import Signals
 from regard.learn.memory import ran_out
 from regard.learn.optimizer import Optimizers, learnt
 from regard.learn.parallel import World
 from regard.learn.settings import Training
+from regard.learn.teaching import own_words
 from regard.models.device import mixed
 from regard.models.model import Network
 from regard.store.checkpoint import Checkpoint
 from regard.store.folder import fill, unique_tensors
 from regard.text.batch import Batch, Place, Plan, split
 from regard.text.order import Indices
-from regard.text.problem import Samples
+from regard.text.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Trainer:
         device: torch.device,
         world: World | None = None,
     ) -> None:
+        if settings.sampling is not None and network.encoder is None:
+            raise InputError("only a translator's own words can be mixed in. Leave out sampling (train.sampling).")
         self.world, self.signals = world or World(device), Signals()
         self.network = network.to(device).train()
         self.spread = self.world.spread(self.network, settings.parallel)
@@ -129,6 +133,8 @@ class Trainer:
         batch = batch.to(self.device)
         inputs = {**batch.inputs, "recompute": self.settings.recompute}
         with mixed(self.settings.precision, self.device):
+            if self.settings.sampling is not None:
+                inputs = own_words(self.network, inputs, self.settings.sampling.share(self.step))
             loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing) / targets
         loss.backward()
         return loss.detach()

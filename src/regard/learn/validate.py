@@ -12,7 +12,7 @@ from regard.metrics import bits_per_byte, perplexity, quality
 from regard.models.model import Network
 from regard.text.batch import Plan
 from regard.text.corpus import Corpus
-from regard.text.problem import Samples
+from regard.text.samples import Samples
 from regard.text.texts import pieces
 from regard.text.tokenizer import Tokenizer
 

@@ -15,15 +15,19 @@ Precision = Literal["auto", "float32", "bfloat16"]
 def choose_device(name: str) -> torch.device:
     """The device of that name; "auto" is the fastest this machine has."""
     if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        return torch.device(devices()[0])
     try:
         device = torch.device(name)
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError):
-        raise InputError(f'no device "{name}" on this machine (--device). Use auto, cpu, cuda or mps.') from None
+        raise InputError(f'no device "{name}" on this machine (--device). Use {" or ".join(devices())}.') from None
     return device
+
+
+def devices() -> list[str]:
+    """The devices this machine has, the fastest first."""
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    return [name for name, there in found.items() if there]
 
 
 def mixed(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

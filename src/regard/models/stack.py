@@ -8,14 +8,15 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.parts.attention import CrossAttention, SelfAttention
+from regard.parts.attentive import Attentional, Attentive
 from regard.parts.contract import Context, Memory
 from regard.parts.feedforward import FeedForward
 from regard.parts.join import PostNorm, PreNorm, Replace
 from regard.parts.position import RelativeBias
-from regard.parts.recurrent import Attentive, Recurrent
+from regard.parts.recurrent import Recurrent
 from regard.parts.reversible import Reversible
 
-AnySublayer = SelfAttention | CrossAttention | FeedForward | Recurrent | Attentive
+AnySublayer = SelfAttention | CrossAttention | FeedForward | Recurrent | Attentional | Attentive
 Join = PostNorm | PreNorm | Replace | Reversible
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard import catalogue
 from regard.parts.contract import Context, Memory, Shared, Sublayer, write
 from regard.parts.linear import linear
-from regard.parts.pattern import Everything, Pattern
+from regard.parts.pattern import Everything, Look, Pattern, gathered
 from regard.parts.position import Rotary
 from regard.parts.score import AnyScore, Dot, Score
 
@@ -94,6 +94,7 @@ class CrossAttention:
     score: AnyScore = field(default_factory=Dot)
     key_width: int | None = None
     biased: bool = True
+    see: Look = field(default_factory=Everything)
     name: ClassVar[str] = "cross"
 
     def build(self, width: int, source_width: int | None = None) -> CrossAttentionLayer:
@@ -111,6 +112,7 @@ class CrossAttentionLayer(Sublayer):
         self.key_value = linear(source_width, 2 * inner, parts=2, biased=description.biased)
         self.out = linear(inner, width, biased=description.biased)
         self.score = description.score.build(key_width, key_width, self.heads)
+        self.focus = description.see.focus(width)
 
     def forward(
         self, x: Tensor, context: Context, memory: Shared[tuple[Tensor, Tensor]] | None = None
@@ -120,13 +122,12 @@ class CrossAttentionLayer(Sublayer):
             k, v = (split_heads(part, self.heads) for part in self.key_value(context.source.states).chunk(2, dim=-1))
             memory = Shared((self.score.keys(k), v))
         k, v = memory.tree
-        rows, queries = x.shape[:2]
-        sentences = k.shape[0]
         # The beams of a sentence are only more queries to the same keys.
-        q = self.score.queries(split_heads(self.query(x).reshape(sentences, -1, self.query.out_features), self.heads))
-        padding = context.source.padding
-        y = attend(self.score, q, k, v, None if padding is None else padding[:, None, None, :], context, rows=rows)
-        return self.out(merge_heads(y).reshape(rows, queries, -1)), memory if context.remember else None
+        queries, slots = gathered(x, context.slots(x.shape[1], x.device), k.shape[0])
+        mask, factor = self.focus(queries, slots, context.source)
+        q = self.score.queries(split_heads(self.query(queries), self.heads))
+        y = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(x))
+        return self.out(merge_heads(y).reshape(*x.shape[:2], -1)), memory if context.remember else None
 
 
 def attend(
@@ -138,17 +139,19 @@ def attend(
     context: Context,
     *,
     bias: Tensor | None = None,
+    factor: Tensor | None = None,
     causal: bool = False,
     rows: int | None = None,
 ) -> Tensor:
     """Projected BHTK, BHSK and BHSV -> BHTV: weigh the values by how well their keys answer.
 
-    A dot product goes to the fused kernel. While someone looks, the weights are computed beside it, never instead of
-    it, so that looking changes nothing.
+    A dot product goes to the fused kernel, unless there is a factor on the weights. While someone looks, the weights
+    are computed beside it, never instead of it, so that looking changes nothing.
     """
     weights: Tensor | None = None
-    if score.scale is None:
+    if score.scale is None or factor is not None:
         weights = weigh(score, q, k, mask, bias)
+        weights = weights if factor is None else weights * factor
         y = weights @ v
     else:
         y = F.scaled_dot_product_attention(q, k, v, masked(mask, bias), is_causal=causal, scale=score.scale)

@@ -28,3 +28,10 @@ def matrix_per_head(heads: int, rows: int, columns: int) -> nn.Parameter:
     """One matrix a head: H, rows, columns."""
     bound = math.sqrt(6 / (rows + columns))
     return nn.Parameter(torch.empty(heads, rows, columns).uniform_(-bound, bound))
+
+
+def per_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """BH...K by HKJ -> BH...J: all that a head has is multiplied at once, not row by row."""
+    heads = x.transpose(0, 1)
+    product = torch.bmm(heads.reshape(len(heads), -1, x.shape[-1]), matrices)
+    return product.view(*heads.shape[:-1], -1).transpose(0, 1)

@@ -1,11 +1,20 @@
-"""Which keys a query sees, by their slots alone. Padding and packed documents are the attention's business."""
+"""Which keys a query sees.
+
+In its own sequence by their slots alone: padding and packed documents are the attention's business. In the source by
+its place there (`Focus`): everywhere, about the query's own place, or about a place that it predicts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+
+from regard.errors import InputError
+from regard.parts.contract import Source
+from regard.parts.linear import linear
 
 
 @dataclass(frozen=True)
@@ -14,10 +23,15 @@ class Everything:
 
     causal: ClassVar[bool] = False
     triangle: ClassVar[bool] = False
+    whole: ClassVar[bool] = True
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
         return None
+
+    def focus(self, width: int) -> Focus:
+        """The module for queries of this width to a source."""
+        return Focus()
 
 
 @dataclass(frozen=True)
@@ -47,3 +61,94 @@ class Window:
 
 
 Pattern = Everything | Causal | Window
+
+
+class Focus(nn.Module):
+    """Queries BTD in slots (B)T -> which of the source's keys they see B1TS (None: all), and a factor on weights."""
+
+    def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
+        return None if source.padding is None else source.padding[:, None, None, :], None
+
+    def near(self, centres: Tensor, reach: int, source: Source) -> tuple[Tensor, Tensor]:
+        """BT centres -> which keys are within reach, and how far each is: B1TS."""
+        distance = (torch.arange(source.states.shape[1], device=centres.device) - centres[..., None])[:, None]
+        seen = distance.abs() <= reach
+        return seen if source.padding is None else seen & source.padding[:, None, None, :], distance
+
+    def last(self, source: Source) -> Tensor:
+        """-> B1: the slot of each source's last token."""
+        if source.padding is None:
+            rows, length = source.states.shape[:2]
+            return torch.full((rows, 1), length - 1, device=source.states.device)
+        return source.padding.sum(dim=1, keepdim=True).clamp_min(1) - 1
+
+
+@dataclass(frozen=True)
+class LocalM:
+    """Keys within `reach` of the query's own place, or of the last key (Luong 2015: local-m, monotonic)."""
+
+    reach: int = 10
+    whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _require_reach(self.reach)
+
+    def focus(self, width: int) -> Focus:
+        """The module for queries of this width."""
+        return LocalMFocus(self.reach)
+
+
+class LocalMFocus(Focus):
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
+
+    def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
+        return self.near(torch.minimum(slots, self.last(source)), self.reach, source)[0], None
+
+
+@dataclass(frozen=True)
+class LocalP:
+    """Keys within `reach` of a place that the query predicts, fading away from it (Luong 2015: local-p).
+
+    The bell curve comes after the softmax, so weights sum to one at most.
+    """
+
+    reach: int = 10
+    whole: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _require_reach(self.reach)
+
+    def focus(self, width: int) -> Focus:
+        """The module for queries of this width."""
+        return LocalPFocus(self.reach, width)
+
+
+class LocalPFocus(Focus):
+    def __init__(self, reach: int, width: int) -> None:
+        super().__init__()
+        self.reach = reach
+        self.inner = linear(width, width, biased=False)
+        self.place = linear(width, 1, biased=False)
+
+    def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
+        share = self.place(self.inner(queries).tanh()).squeeze(-1).sigmoid()
+        seen, distance = self.near(share * self.last(source), self.reach, source)
+        spread = self.reach / 2
+        return seen, (-0.5 * (distance / spread) ** 2).exp()
+
+
+Look = Everything | LocalM | LocalP
+
+
+def gathered(asking: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Tensor]:
+    """Rows RTD in slots (R)T -> a sentence's beams as more of its queries: B, beams * T, D, and their slots BT."""
+    rows, queries = asking.shape[:2]
+    slots = slots.expand(rows, queries)
+    return asking.reshape(sentences, -1, asking.shape[-1]), slots.reshape(sentences, -1)
+
+
+def _require_reach(reach: int) -> None:
+    if reach < 1:
+        raise InputError(f"reach must be 1 or more, got {reach}.")

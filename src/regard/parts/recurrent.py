@@ -1,128 +1,226 @@
-"""Recurrence: a state that reads one token after another, and a recurrent decoder that asks the source as it goes."""
+"""Recurrence over a sequence: torch's own modules read it whole, from either end, and padding changes no state."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from regard.parts.attention import soft
-from regard.parts.contract import Context, Shared, Sublayer
+from regard.errors import InputError
+from regard.parts.cell import LSTM, Cell, State, States
+from regard.parts.contract import Context, Source, Sublayer
 from regard.parts.linear import linear
-from regard.parts.score import Additive, AnyScore
+
+Reads = Literal["forward", "backward", "both"]
+
+
+class Reader(nn.Module):
+    """One cell that reads whole sequences, from the left or from the right; padding leaves its state as it was."""
+
+    def __init__(self, cell: Cell, inputs: int, width: int, backward: bool) -> None:
+        super().__init__()
+        self.cell = cell.whole(inputs, width)
+        self.holds, self.backward = cell.holds, backward
+
+    def forward(self, x: Tensor, first: State, lengths: Tensor | None, wanted: bool) -> tuple[Tensor, State]:
+        """BTD and the state before it, BD -> what is shown after each token, and, if wanted, the state at the end."""
+        order = reversal(lengths, x) if self.backward else None
+        x = x if order is None else turned(x, order)
+        if lengths is None or not wanted:
+            y, state = self.run(x, first)
+        elif self.holds:
+            y, state = self.careful(x, first, lengths)
+        else:
+            # All it remembers is what it shows, which can be looked up.
+            y, _ = self.run(x, first)
+            last = y[torch.arange(len(y), device=y.device), lengths.clamp_min(1) - 1]
+            state = State(last).where(lengths > 0, first)
+        return y if order is None else turned(y, order), state
+
+    def run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Read all there is, padding as well."""
+        shown = state.shown[None].contiguous()
+        if state.held is None:
+            y, shown = self.cell(x, shown)
+            return y, State(shown[0])
+        y, (shown, held) = self.cell(x, (shown, state.held[None].contiguous()))
+        return y, State(shown[0], held[0])
+
+    def careful(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
+        """All rows together as far as the shortest goes, then step by step: rows that ended keep their state."""
+        shortest = int(lengths.min())
+        parts = []
+        if shortest:
+            part, state = self.run(x[:, :shortest], state)
+            parts.append(part)
+        for t in range(shortest, x.shape[1]):
+            part, after = self.run(x[:, t : t + 1], state)
+            parts.append(part)
+            state = after.where(lengths > t, state)
+        return torch.cat(parts, dim=1), state
+
+
+def reversal(lengths: Tensor | None, x: Tensor) -> Tensor:
+    """-> (B)T: the slot to read at each turn when rows are read from their last token to their first."""
+    steps = torch.arange(x.shape[1], device=x.device)
+    if lengths is None:
+        return steps.flip(0)
+    last = lengths[:, None]
+    return torch.where(steps < last, last - 1 - steps, steps)
+
+
+def turned(x: Tensor, order: Tensor) -> Tensor:
+    """BTD with its slots in this order."""
+    return x[:, order] if order.dim() == 1 else x.gather(1, order[..., None].expand_as(x))
 
 
 @dataclass(frozen=True)
-class Cell:
-    """The state of a long short-term memory: what it shows and what it holds, both BD."""
+class Carried:
+    """The decoder begins with the encoder's last state, layer by layer (Sutskever 2014)."""
 
-    shown: Tensor
-    held: Tensor
+    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> Beginning:
+        """The module for so many cells of this width."""
+        return CarriedBeginning(cell, depth)
+
+
+@dataclass(frozen=True)
+class Bridged:
+    """The decoder begins with tanh(Wh) of what the encoder's cells showed last, layer by layer (Bahdanau 2014)."""
+
+    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> Beginning:
+        """The module for so many cells of this width."""
+        return BridgedBeginning(cell, depth, width, source_width)
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The decoder begins with tanh(Wh) of the mean of the source's states, whatever encoder made them."""
+
+    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> Beginning:
+        """The module for so many cells of this width."""
+        return AveragedBeginning(cell, depth, width, source_width)
+
+
+Begin = Carried | Bridged | Averaged
+
+
+class Beginning(nn.Module):
+    """A source -> the states a decoder begins with."""
+
+    def __init__(self, cell: Cell, depth: int) -> None:
+        super().__init__()
+        self.depth, self.holds = depth, cell.holds
+
+    def forward(self, source: Source) -> States:
+        raise NotImplementedError
+
+    def last(self, source: Source) -> States:
+        """What the encoder's cells remembered at the end, one for each of ours: its highest serves all above it."""
+        final: States | None = next((states for states in reversed(source.final or ()) if states is not None), None)
+        if final is None:
+            raise InputError("the encoder has no recurrent state to begin with. Use begin = averaged.")
+        return tuple(final[min(number, len(final) - 1)] for number in range(self.depth))
+
+
+class CarriedBeginning(Beginning):
+    def forward(self, source: Source) -> States:
+        states = self.last(source)
+        if (states[0].held is None) == self.holds:
+            raise InputError("the encoder's cells remember other things than the decoder's. Use begin = bridged.")
+        return states
+
+
+class BridgedBeginning(Beginning):
+    def __init__(self, cell: Cell, depth: int, width: int, source_width: int) -> None:
+        super().__init__(cell, depth)
+        self.parts = 2 if cell.holds else 1
+        self.bridges = nn.ModuleList(linear(source_width, self.parts * width, parts=self.parts) for _ in range(depth))
+
+    def forward(self, source: Source) -> States:
+        return tuple(self.across(bridge, state.shown) for bridge, state in zip(self.bridges, self.last(source)))
+
+    def across(self, bridge: nn.Module, given: Tensor) -> State:
+        """One cell's state, made of what it is given."""
+        return State(*bridge(given).tanh().chunk(self.parts, dim=1))
+
+
+class AveragedBeginning(BridgedBeginning):
+    def forward(self, source: Source) -> States:
+        states = source.states
+        mean = states.mean(dim=1)
+        if source.padding is not None:
+            real = source.padding[..., None]
+            mean = states.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        return tuple(self.across(bridge, mean) for bridge in self.bridges)
 
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A long short-term memory over the sequence (Hochreiter 1997); both ways, each direction has half the width."""
+    """Cells on top of each other that read the sequence; read both ways, each direction has half the width."""
 
-    both_ways: bool = False
+    cell: Cell = field(default_factory=LSTM)
+    depth: int = 1
+    reads: Reads = "forward"
+    dropout: float = 0.0  # between one cell and the next
+    begin: Begin | None = None  # of a decoder; nothing when not said
     name: ClassVar[str] = "recurrent"
 
+    def __post_init__(self) -> None:
+        if self.depth < 1:
+            raise InputError(f"depth must be 1 or more, got {self.depth}.")
+
     def build(self, width: int, source_width: int | None = None) -> RecurrentLayer:
-        """The module for a stream of this width."""
-        return RecurrentLayer(width, self.both_ways)
+        """The module for a stream of this width over a source of that width."""
+        if self.reads == "both" and width % 2:
+            raise InputError(f"reading both ways needs an even width, got {width}. Try {width + 1}.")
+        return RecurrentLayer(self, width, source_width or width)
 
 
 class RecurrentLayer(Sublayer):
-    def __init__(self, width: int, both_ways: bool) -> None:
+    def __init__(self, description: Recurrent, width: int, source_width: int) -> None:
         super().__init__()
-        inner = width // 2 if both_ways else width
-        self.cell = nn.LSTM(width, inner, batch_first=True, bidirectional=both_ways)
+        cell, depth = description.cell, description.depth
+        self.layers = nn.ModuleList(Ways(cell, width, description.reads) for _ in range(depth))
+        self.dropout = nn.Dropout(description.dropout)
+        self.width, self.holds = width, cell.holds
+        self.begin = description.begin.build(cell, depth, width, source_width) if description.begin else None
 
-    def forward(self, x: Tensor, context: Context, memory: Cell | None = None) -> tuple[Tensor, Cell]:
-        state = None
-        if memory is not None:
-            state = memory.shown[None].contiguous(), memory.held[None].contiguous()
-        if context.padding is None:
-            y, state = self.cell(x, state)
-        else:
-            # A row without a single token still needs a step; nobody reads its answer.
-            lengths = context.padding.sum(1).clamp_min(1).cpu()
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            y, state = self.cell(packed, state)
-            y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
-        shown, held = (part.transpose(0, 1).flatten(1) for part in state)
-        return y, Cell(shown, held)
+    def forward(self, x: Tensor, context: Context, memory: States | None = None) -> tuple[Tensor, States | None]:
+        states = memory or self.first(x, context)
+        # A decoder that need not remember need not know where its padded rows ended; an encoder always tells.
+        wanted = context.remember or context.source is None
+        lengths = None if context.padding is None else context.padding.sum(1)
+        after = []
+        for number, (layer, state) in enumerate(zip(self.layers, states)):
+            x, state = layer(self.dropout(x) if number else x, state, lengths, wanted)
+            after.append(state)
+        return x, tuple(after) if wanted else None
 
-
-@dataclass(frozen=True)
-class Attentive:
-    """A recurrent decoder that asks after its cell has read and feeds the answer to the next step (Luong 2015)."""
-
-    score: AnyScore = field(default_factory=Additive)
-    name: ClassVar[str] = "attentive"
-
-    def build(self, width: int, source_width: int | None = None) -> AttentiveLayer:
-        """The module for a stream of this width over a source of that width."""
-        return AttentiveLayer(self, width, source_width or width)
+    def first(self, x: Tensor, context: Context) -> States:
+        """The states before the first token."""
+        if self.begin is not None:
+            assert context.source is not None
+            begun: States = self.begin(context.source)
+            return begun
+        nothing = x.new_zeros(len(x), self.width)
+        return len(self.layers) * (State(nothing, nothing if self.holds else None),)
 
 
-@dataclass(frozen=True)
-class AttentiveMemory:
-    """The cell, the answer fed back, and the source's keys and values, which all beams of a sentence share."""
+class Ways(nn.ModuleList):
+    """A reader for each direction, side by side."""
 
-    cell: Cell
-    fed: Tensor
-    keys: Shared[tuple[Tensor, Tensor]]
+    def __init__(self, cell: Cell, width: int, reads: Reads) -> None:
+        ways = {"forward": [False], "backward": [True], "both": [False, True]}[reads]
+        super().__init__(Reader(cell, width, width // len(ways), backward) for backward in ways)
 
-
-class AttentiveLayer(Sublayer):
-    def __init__(self, description: Attentive, width: int, source_width: int) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(2 * width, width)
-        self.score = description.score.build(width, source_width)
-        self.out = linear(width + source_width, width)
-        self.bridge = linear(source_width, 2 * width, parts=2)
-
-    def forward(
-        self, x: Tensor, context: Context, memory: AttentiveMemory | None = None
-    ) -> tuple[Tensor, AttentiveMemory | None]:
-        memory = memory or self.begin(x, context)
-        keys, values = memory.keys.tree
-        cell, fed = memory.cell, memory.fed
-        answers, weights = [], []
-        for t in range(x.shape[1]):
-            shown, held = self.cell(torch.cat([x[:, t], fed], dim=-1), (cell.shown, cell.held))
-            answer, weight = self.ask(shown, keys, values, context)
-            attended = torch.tanh(self.out(torch.cat([shown, answer], dim=-1)))
-            answers.append(attended)
-            weights.append(weight)
-            if context.padding is not None:
-                here = context.padding[:, t, None]
-                shown = torch.where(here, shown, cell.shown)
-                held = torch.where(here, held, cell.held)
-                attended = torch.where(here, attended, fed)
-            cell, fed = Cell(shown, held), attended
-        under = context.under("cross")
-        if under.looking:
-            assert context.record is not None
-            context.record.write(under.name, torch.cat(weights, dim=2))
-        return torch.stack(answers, dim=1), AttentiveMemory(cell, fed, memory.keys) if context.remember else None
-
-    def begin(self, x: Tensor, context: Context) -> AttentiveMemory:
-        """The first state: what the source's last recurrent state makes of it."""
-        assert context.source is not None
-        states = context.source.states
-        final: Cell = next(state for state in reversed(context.source.final) if state is not None)
-        shown, held = torch.tanh(self.bridge(final.shown)).chunk(2, dim=-1)
-        keys = self.score.keys(states[:, None]), states[:, None]
-        return AttentiveMemory(Cell(shown, held), torch.zeros_like(shown), Shared(keys))
-
-    def ask(self, shown: Tensor, keys: Tensor, values: Tensor, context: Context) -> tuple[Tensor, Tensor]:
-        """Rows' states RD -> the answers RD and the weights R11S; beams of a sentence ask the same keys."""
-        assert context.source is not None
-        queries = self.score.queries(shown.unflatten(0, (keys.shape[0], -1))[:, None])
-        padding = context.source.padding
-        weights = soft(self.score.compare(queries, keys), None if padding is None else padding[:, None, None, :])
-        return (weights @ values).flatten(0, 2), weights.transpose(1, 2).flatten(0, 1)[:, :, None]
+    def forward(self, x: Tensor, state: State, lengths: Tensor | None, wanted: bool) -> tuple[Tensor, State]:
+        """BTD -> BTD; the state after the last token is right in padded rows only if it is wanted."""
+        answers, shown, held = [], [], []
+        for reader, first in zip(self, state.parts(len(self))):
+            y, last = reader(x, first, lengths, wanted)
+            answers.append(y)
+            shown.append(last.shown)
+            held += [] if last.held is None else [last.held]
+        return torch.cat(answers, dim=-1), State(torch.cat(shown, dim=-1), torch.cat(held, dim=-1) if held else None)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.parts.linear import matrix_per_head
+from regard.parts.linear import matrix_per_head, per_head
 
 
 class Score(nn.Module):
@@ -67,7 +67,7 @@ class GeneralScore(Score):
         self.matrix = matrix_per_head(heads, key_width, query_width)
 
     def keys(self, k: Tensor) -> Tensor:
-        return k @ self.matrix
+        return per_head(k, self.matrix)
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class ReducedRankScore(Score):
         self.key_matrix = matrix_per_head(heads, key_width, rank)
 
     def queries(self, q: Tensor) -> Tensor:
-        return q @ self.query_matrix
+        return per_head(q, self.query_matrix)
 
     def keys(self, k: Tensor) -> Tensor:
-        return k @ self.key_matrix
+        return per_head(k, self.key_matrix)
 
 
 @dataclass(frozen=True)
@@ -119,14 +119,28 @@ class AdditiveScore(Score):
         self.vector = matrix_per_head(heads, inner, 1)
 
     def queries(self, q: Tensor) -> Tensor:
-        return q @ self.query_matrix
+        return per_head(q, self.query_matrix)
 
     def keys(self, k: Tensor) -> Tensor:
-        return k @ self.key_matrix
+        return per_head(k, self.key_matrix)
 
     def compare(self, q: Tensor, k: Tensor) -> Tensor:
-        met = torch.tanh(q[:, :, :, None] + k[:, :, None])
-        return (met @ self.vector[:, None]).squeeze(-1)
+        return per_head(torch.tanh(q[:, :, :, None] + k[:, :, None]), self.vector).squeeze(-1)
 
 
-AnyScore = Dot | General | ReducedRank | Additive
+@dataclass(frozen=True)
+class Uniform:
+    """Every key answers alike: the mean of what is seen, which is attention without attending."""
+
+    def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
+        """The score over heads of these widths."""
+        return UniformScore()
+
+
+class UniformScore(Score):
+    def compare(self, q: Tensor, k: Tensor) -> Tensor:
+        # Nothing of either, yet made of both: every weight gets a gradient, which is zero.
+        return 0 * (q[..., :1] + k[..., :1].transpose(-1, -2))
+
+
+AnyScore = Dot | General | ReducedRank | Additive | Uniform

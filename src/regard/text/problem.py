@@ -2,76 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, chain
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from regard import catalogue
 from regard.errors import InputError
-from regard.text.batch import IGNORE, Batch
 from regard.text.cache import Cache, Columns, forget
 from regard.text.corpus import Corpus
 from regard.text.dropout import Dropout
-from regard.text.encode import Rows, encode_texts, rows_of
-from regard.text.order import Indices, Share
+from regard.text.encode import Rows, encode_texts
+from regard.text.samples import LeftOut, PackedSamples, PairSamples
 from regard.text.texts import sizes_of
 from regard.text.tokenizer import Tokenizer
 
 _BLOCK = 100_000
 
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
-
-
-@dataclass(frozen=True, eq=False)
-class LeftOut:
-    """The texts that are not learnt from, and why: `reason[i]` of `reasons` for text `index[i]`."""
-
-    index: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    reason: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
-    reasons: tuple[str, ...] = ()
-
-    def counts(self) -> dict[str, int]:
-        """How many were left out, by reason; reasons that never held are not named."""
-        found = np.bincount(self.reason, minlength=len(self.reasons)).tolist()
-        return {reason: count for reason, count in zip(self.reasons, found) if count}
-
-
-class Samples(Protocol):
-    """A corpus as rows that can be drawn in any order."""
-
-    @property
-    def lengths(self) -> NDArray[Any]:
-        """Samples by sides: the tokens of each as they stand in a batch."""
-
-    @property
-    def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every text, begin and end included, side by side; of those left out too."""
-
-    @property
-    def left_out(self) -> LeftOut:
-        """The texts or pairs that are not among the samples."""
-
-    @property
-    def bytes(self) -> int:
-        """The UTF-8 bytes of all that is to be predicted in an epoch."""
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """How many samples come from each part of the corpus, and how often each comes in an epoch."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the samples, padded on the right to the longest; what is random in them follows from `draw`."""
-
-    def where(self, indices: Sequence[int] | Indices) -> str:
-        """Where in the corpus these samples come from."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +42,7 @@ class Translation:
         both = tokenizers[0], tokenizers[1] or tokenizers[0]
         sides = encode_texts(both[0], corpus.sources, cache), encode_texts(both[1], corpus.targets, cache)
         key = [corpus.digest, [one.digest for one in both], self.longest] if cache.root else None
-        table = cache.table("pairs", key, lambda columns: self._sort_out(corpus, sides, columns))
+        table = cache.table("pairs", key, lambda columns: self._sort_out(corpus, sides, both, columns))
         left_out = LeftOut(table.columns["left"], table.columns["reason"], tuple(table.facts["reasons"]))
         kept = table.columns["kept"]
         _require_some(len(kept), corpus, "lines", left_out, "Raise text.problem.longest or split the text.")
@@ -109,7 +59,9 @@ class Translation:
             longest=self.longest,
         )
 
-    def _sort_out(self, corpus: Corpus, sides: tuple[Rows, Rows], columns: Columns) -> Mapping[str, Any]:
+    def _sort_out(
+        self, corpus: Corpus, sides: tuple[Rows, Rows], tokenizers: tuple[Tokenizer, Tokenizer], columns: Columns
+    ) -> Mapping[str, Any]:
         """Which pairs are learnt from, block by block."""
         reasons = ("not UTF-8", "empty", f"longer than {self.longest:,} tokens")
         assert corpus.targets is not None
@@ -117,9 +69,10 @@ class Translation:
         for first in range(0, len(corpus), _BLOCK):
             stop = min(len(corpus), first + _BLOCK)
             lengths = np.stack([side.lengths[first:stop] for side in sides], axis=1) - 1
+            blank = [_blank(*of, first, stop) for of in zip(corpus.sides, sides, tokenizers)]
             tests = [
                 np.isin(np.arange(first, stop), list(corpus.bad)) if corpus.bad else np.zeros(stop - first, dtype=bool),
-                (lengths <= 1).any(axis=1),
+                (lengths <= 1).any(axis=1) | np.any(blank, axis=0),
                 (lengths > self.longest).any(axis=1),
             ]
             held = np.stack([*tests, np.ones(stop - first, dtype=bool)], axis=1).argmax(axis=1)
@@ -130,7 +83,8 @@ class Translation:
             columns.append("reason", held[left].astype(np.uint8))
             size += int(sizes_of(corpus.targets, first, stop)[kept].sum())
             for side in sides:
-                forget(side.lengths)
+                for column in (side.flat, side.starts, side.lengths):
+                    forget(column)
         return {"reasons": reasons, "bytes": size}
 
 
@@ -173,149 +127,15 @@ def default_problem(corpus: Corpus) -> Translation | NextToken:
     return NextToken() if corpus.targets is None else Translation()
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PairSamples:
-    """Pairs of sentences, each a row from begin to end; the source is read without its begin."""
-
-    corpus: Corpus
-    sides: tuple[Rows, Rows]
-    kept: Indices
-    lengths: NDArray[Any]  # pairs by sides: source and end, begin and target
-    pads: tuple[int, int]
-    frames: tuple[tuple[int, int], ...]
-    left_out: LeftOut
-    bytes: int
-    dropout: tuple[Dropout, ...] = ()
-    longest: int = 0
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    @property
-    def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every line."""
-        return tuple(side.lengths for side in self.sides)
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """The pairs of each part of the corpus."""
-        ends = np.searchsorted(self.kept, list(accumulate(part.texts for part in self.corpus.parts)))
-        counts = np.diff(ends, prepend=0).tolist()
-        return tuple(Share(count, part.weight) for count, part in zip(counts, self.corpus.parts))
-
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the pairs, padded on the right to the longest; with a draw, words are cut as it has it."""
-        texts = self.kept[np.asarray(indices, dtype=np.int64)]
-        sources, targets = self.sides
-        rows = texts
-        if draw is not None and self.dropout:
-            sources, targets = (self._cut_anew(side, texts, draw) for side in (0, 1))
-            rows = np.arange(len(texts))
-        inputs = {
-            "ids": targets.padded(rows, drop=1, fill=self.pads[1]),
-            "source_ids": sources.padded(rows, skip=1, fill=self.pads[0]),
-            **_padding("padding", targets.lengths[rows] - 1),
-            **_padding("source_padding", sources.lengths[rows] - 1),
-        }
-        return Batch(inputs, targets.padded(rows, skip=1, fill=IGNORE), tuple(texts.tolist()))
-
-    def where(self, indices: Sequence[int] | Indices) -> str:
-        """The lines these pairs come from."""
-        return self.corpus.where(self.kept[np.asarray(indices, dtype=np.int64)])
-
-    def _cut_anew(self, side: int, texts: Indices, draw: int) -> Rows:
-        """The rows of some texts under BPE-dropout; one that grows beyond the longest stays as it was."""
-        begin, end = self.frames[side]
-        rows = []
-        for number in texts.tolist():
-            ids = self.dropout[side].encode(self.corpus.sides[side][number], (draw << 40) ^ (2 * number + side))
-            if len(ids) + 1 > self.longest:
-                start, length = int(self.sides[side].starts[number]), int(self.sides[side].lengths[number])
-                ids = self.sides[side].flat[start + 1 : start + length - 1].tolist()
-            rows.append([begin, *ids, end])
-        return rows_of(rows)
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PackedSamples:
-    """Documents in one stream cut into rows, each row one token longer than its input."""
-
-    corpus: Corpus
-    stream: Rows
-    length: int
-    begin: int
-    pad: int
-    left_out: LeftOut
-    bytes: int
-
-    def __len__(self) -> int:
-        return -(-(len(self.stream.flat) - 1) // self.length)
-
-    @property
-    def lengths(self) -> NDArray[Any]:
-        """Rows by one side."""
-        lengths = np.full((len(self), 1), self.length, dtype=np.int32)
-        lengths[-1] = len(self.stream.flat) - 1 - (len(self) - 1) * self.length
-        return lengths
-
-    @property
-    def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every document."""
-        return (self.stream.lengths,)
-
-    @property
-    def shares(self) -> tuple[Share, ...]:
-        """The rows that begin in each part of the corpus."""
-        ends = [int(self.stream.lengths[:end].sum()) for end in accumulate(part.texts for part in self.corpus.parts)]
-        rows = np.minimum(-(-np.array(ends) // self.length), len(self))
-        return tuple(Share(n, part.weight) for n, part in zip(np.diff(rows, prepend=0).tolist(), self.corpus.parts))
-
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the rows; after a document's end nothing is to be predicted until the next has begun."""
-        places = np.asarray(indices, dtype=np.int64)
-        rows = Rows(self.stream.flat, *self._bounds(places))
-        every = np.arange(len(places))
-        ids = rows.padded(every, drop=1, fill=self.pad)
-        targets = rows.padded(every, skip=1, fill=IGNORE)
-        targets[targets == self.begin] = IGNORE
-        inputs = {"ids": ids, **_padding("padding", rows.lengths - 1), **self._documents(ids)}
-        return Batch(inputs, targets, tuple(self._document_at(rows.starts).tolist()))
-
-    def where(self, indices: Sequence[int] | Indices) -> str:
-        """The documents these rows touch."""
-        starts, lengths = self._bounds(np.asarray(indices, dtype=np.int64))
-        touched = zip(self._document_at(starts).tolist(), self._document_at(starts + lengths - 2).tolist())
-        return self.corpus.where(chain.from_iterable(self._filled(first, last) for first, last in touched))
-
-    def _bounds(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Where rows start in the stream, and how many tokens they have."""
-        starts = rows * self.length
-        return starts, np.minimum(self.length + 1, len(self.stream.flat) - starts)
-
-    def _document_at(self, places: Indices) -> Indices:
-        """Which document each place of the stream belongs to."""
-        return np.searchsorted(self.stream.starts, places, side="right") - 1
-
-    def _filled(self, first: int, last: int) -> Iterator[int]:
-        return (number for number in range(first, last + 1) if self.stream.lengths[number])
-
-    def _documents(self, ids: Tensor) -> dict[str, Tensor]:
-        """BT -> which document of its row a token is in, and its place there; nothing if every row has one."""
-        begins = ids == self.begin
-        if not begins[:, 1:].any():
-            return {}
-        document = begins.cumsum(1) - begins[:, :1].long()
-        columns = torch.arange(ids.shape[1]).expand_as(ids)
-        last_begin = torch.where(begins, columns, 0).cummax(1).values
-        return {"positions": columns - last_begin, "document": document}
-
-
-def _padding(name: str, lengths: NDArray[Any]) -> dict[str, Tensor]:
-    """BT, True where there is a token, under its name; nothing if all rows are equally long."""
-    longest = lengths.max(initial=0)
-    if (lengths == longest).all():
-        return {}
-    return {name: torch.from_numpy(np.arange(longest) < lengths[:, None])}
+def _blank(texts: Sequence[str], rows: Rows, tokenizer: Tokenizer, first: int, stop: int) -> NDArray[np.bool_]:
+    """Which texts hold nothing but space; only those whose first token may be some are looked at."""
+    found = np.zeros(stop - first, dtype=bool)
+    filled = np.flatnonzero(rows.lengths[first:stop] > 2)
+    leading = rows.flat[rows.starts[first + filled] + 1]
+    space = [number for number in np.unique(leading).tolist() if not tokenizer.decode([number]).strip().strip("\ufffd")]
+    for place in filled[np.isin(leading, space)].tolist():
+        found[place] = not texts[first + place].strip()
+    return found
 
 
 def _require_positive(name: str, value: int) -> None:

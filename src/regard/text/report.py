@@ -13,7 +13,7 @@ from regard import catalogue
 from regard.text.align import Shift, find_shift
 from regard.text.cache import Cache
 from regard.text.corpus import Corpus
-from regard.text.problem import Samples
+from regard.text.samples import Samples
 from regard.text.texts import pieces, sizes_of, stripped_lines
 
 _BINS = 12

@@ -1,0 +1,93 @@
+"""A network and what it is given to read, and the ways of reading that the laws compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models.model import Network
+from regard.parts.contract import Context, Memory, Record, Source
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A network and the arguments it is called with: ids and padding, and those of the source if it has one.
+
+    Padding is on the right, and every slot holds some token: a law may ignore it and read whole rows.
+    """
+
+    network: Network
+    inputs: Mapping[str, Tensor]
+    end: int
+
+    @property
+    def ids(self) -> Tensor:
+        """BT: what is read, or said when there is a source."""
+        return self.inputs["ids"]
+
+    @property
+    def padding(self) -> Tensor:
+        """BT, True where there is a token."""
+        return self.inputs["padding"]
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """What the names of a side's inputs begin with."""
+        return ("", "source_") if "source_ids" in self.inputs else ("",)
+
+    def source(self) -> Source | None:
+        """What the encoder says of the sources."""
+        if "source_ids" not in self.inputs:
+            return None
+        return self.network.encode(self.inputs["source_ids"], self.inputs["source_padding"])
+
+    def read(self, **changed: Tensor) -> Tensor:
+        """-> BTN: the logits, with some inputs changed."""
+        logits: Tensor = self.network(**{**self.inputs, **changed})
+        return logits
+
+    def states(self, record: Record | None = None) -> Tensor:
+        """-> BTD: the last layer's states, while someone looks or nobody does."""
+        arguments: dict[str, Any] = {**self.inputs, "record": record}
+        return self.network.states(**arguments)
+
+    def row(self, row: int) -> dict[str, Tensor]:
+        """The ids of one row without its padding, by side."""
+        lengths = {side: int(self.inputs[f"{side}padding"][row].sum()) for side in self.sides}
+        return {f"{side}ids": self.inputs[f"{side}ids"][row : row + 1, :n] for side, n in lengths.items()}
+
+    def other(self, ids: Tensor, side: str = "") -> Tensor:
+        """The same shape, another token in every slot."""
+        own = self.network.source_vocabulary if side else None
+        return (ids + 1) % (own or self.network.vocabulary)
+
+
+def gap(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest value expected; infinite where they cannot be compared."""
+    if found.shape != expected.shape:
+        return math.inf
+    difference = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    return float(difference) if bool(difference.isfinite()) else math.inf
+
+
+def logits(network: Network, ids: Tensor, context: Context) -> Tensor:
+    """BT -> BTN: what the decoder says of whole rows."""
+    found: Tensor = network.readout(network.decode(ids, context)[0])
+    return found
+
+
+def stepped(probe: Probe, step: int, record: Record | None = None) -> Tensor:
+    """-> BTN: the logits of whole rows, read so many tokens at a time."""
+    context = Context(source=probe.source(), remember=True, record=record)
+    memory: Memory = None
+    parts = []
+    for start in range(0, probe.ids.shape[1], step):
+        now = replace(context, start=start)
+        states, memory = probe.network.decode(probe.ids[:, start : start + step], now, memory)
+        parts.append(probe.network.readout(states))
+    return torch.cat(parts, dim=1)
