@@ -15,17 +15,20 @@ DEMO   ?= runs/demo
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: .venv/installed  ## train a small Transformer on dates, judge it, and look at what it attends to
-	$(BIN)/regard train dates --out $(DEMO)
-	$(BIN)/regard evaluate $(DEMO) --report $(DEMO)/report.html
-	@echo; echo "Dates a person might type:"
+demo: .venv/installed  ## three models read dates: one without attention, one with it, one with nothing else
+	$(BIN)/regard train seq2seq --out $(DEMO)/seq2seq
+	$(BIN)/regard train bahdanau --out $(DEMO)/bahdanau
+	$(BIN)/regard train dates --out $(DEMO)/transformer
+	$(BIN)/regard compare $(DEMO)/seq2seq $(DEMO)/bahdanau $(DEMO)/transformer \
+		--report $(DEMO)/report.html --plot $(DEMO)/by-length.png
+	@echo; echo "Dates a person might type, and what the Transformer makes of them:"
 	@printf '%s\n' '15. März 2024' 'le 3 juin 1987' '2 de mayo de 1908' 'July 4, 1976' '1 января 2000' '2019年5月1日' > $(DEMO)/typed.txt
-	@$(BIN)/regard translate $(DEMO) < $(DEMO)/typed.txt | paste $(DEMO)/typed.txt - | column -t -s "$$(printf '\t')"
+	@$(BIN)/regard translate $(DEMO)/transformer < $(DEMO)/typed.txt | paste $(DEMO)/typed.txt - | column -t -s "$$(printf '\t')"
 	@echo; echo "Try next:"
-	@echo "  open $(DEMO)/report.html in a browser: curves, tables, alignments"
-	@echo "  $(BIN)/regard translate $(DEMO)                      # type dates yourself"
-	@echo "  $(BIN)/regard show $(DEMO) 'Friday, 1 May 2026'      # every layer and head, as a page"
-	@echo "  $(BIN)/regard init YOUR.de YOUR.en > recipe.toml     # a recipe for your own text"
+	@echo "  open $(DEMO)/report.html in a browser: the three by length of the input, and what each looked at"
+	@echo "  $(BIN)/regard translate $(DEMO)/bahdanau --alignment                # type dates yourself"
+	@echo "  $(BIN)/regard show $(DEMO)/transformer 'Friday, 1 May 2026'         # every layer and head, as a page"
+	@echo "  $(BIN)/regard init YOUR.de YOUR.en > recipe.toml                    # a recipe for your own text"
 
 test: .venv/developing  ## all tests
 	$(BIN)/pytest -n auto
@@ -41,12 +44,14 @@ storm: .venv/developing  ## runs killed at random, killed at every point of savi
 	$(BIN)/python tests/storm.py --runs 20 --kills 5
 	$(BIN)/python tests/disk.py
 
-.venv/benching: .venv/installed
+.venv/benching: .venv/installed bench/joey.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/pip install --quiet --no-deps --requirement bench/joey.txt
 	@touch $@
 
 bench: .venv/benching  ## our speed beside a peer's, in turns; make bench DATA=folder/of/multi30k, else on dates
 	$(BIN)/python -m bench train $(if $(DATA),--data $(DATA))
+	$(BIN)/python -m bench recurrent $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m bench decode $(if $(DATA),--data $(DATA))
 
 clean:

@@ -1,4 +1,4 @@
-"""The command line: `python -m bench train|decode`, from the project's folder; `--help` says what can be set."""
+"""The command line: `python -m bench train|recurrent|decode`, from the project's folder; `--help` lists the options."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ from regard.learn.settings import Training
 from regard.models import zoo
 from regard.models.model import Model, Network
 
+_JOEY = "pip install --no-deps -r bench/joey.txt"
+REMEDIES = {
+    "transformers": "pip install -e '.[bench]'",
+    **dict.fromkeys(("joeynmt", "importlib_metadata", "zipp", "sentencepiece", "subword_nmt"), _JOEY),
+}
+"""What is missing, and what installs it."""
+
 
 def main(words: list[str]) -> int:
     """Run a row; -> the exit code."""
@@ -25,15 +32,16 @@ def main(words: list[str]) -> int:
     try:
         threads = chosen.threads or os.cpu_count() or 1
         torch.set_num_threads(threads)
-        title, table, facts = (train_row if chosen.row == "train" else decode_row)(chosen)
+        title, table, facts = chosen.run(chosen)
         report(title, table, {"command": command(words), **facts}, chosen, threads)
     except RegardError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     except ModuleNotFoundError as error:
-        if error.name != "transformers":
+        missing = (error.name or "").partition(".")[0]
+        if missing not in REMEDIES:
             raise
-        print("the peer is not installed (transformers). Run: pip install -e '.[bench]'.", file=sys.stderr)
+        print(f"the peer is not installed ({missing}). Run `{REMEDIES[missing]}`.", file=sys.stderr)
         return InputError.exit_code
     return 0
 
@@ -55,6 +63,31 @@ def train_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
         "steps each, on the same batches",
     }
     return f"Training, {text.name}", table(result, "tokens/s"), facts
+
+
+def recurrent_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Training with recurrence: title, tables, facts."""
+    from bench import recurrent
+    from bench.harness import table
+    from bench.text import read_bitext
+
+    text = read_bitext(chosen.data, chosen.vocabulary)
+    settings = Training(batch_tokens=chosen.batch_tokens, schedule=Constant(), rate=1e-3, seed=chosen.seed)
+    pairs = recurrent.pairs(chosen.width, chosen.depth, chosen.dropout)
+    tables = []
+    for pair in pairs:
+        found = recurrent.measure(text, pair, settings, rounds=chosen.rounds, steps=chosen.steps)
+        tables.append(f"`{pair.name}`:\n\n{table(found.result, 'tokens/s', found.remarks)}")
+    facts = {
+        "model": f"width {chosen.width}, {chosen.depth}+{chosen.depth} layers, an encoder that reads both ways with "
+        f"half the width each, dropout {chosen.dropout}, vocabulary {text.tokenizer.vocabulary:,}, nothing tied",
+        **{pair.name: pair.note for pair in pairs},
+        "training": f"at most {settings.batch_tokens:,} padded tokens of both sides a step, AdamW (fused in both), "
+        f"gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} steps, on the same batches",
+        "loss": f"mean of the first {chosen.steps} steps and of the last, label smoothing {settings.smoothing} as each "
+        "defines it: theirs is a divergence, so it is lower by the entropy of the smoothed targets",
+    }
+    return f"Training with recurrence, {text.name}", "\n\n".join(tables), facts
 
 
 def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
@@ -99,7 +132,7 @@ def report(title: str, table: str, facts: dict[str, str], chosen: argparse.Names
     """Print the row, and keep it if asked to."""
     from bench.results import RESULTS, replace_section, section, surroundings
 
-    new = section(title, table, {**facts, **surroundings(threads, chosen.seed)})
+    new = section(title, table, {**facts, **surroundings(threads, chosen.seed, chosen.peer)})
     print(new)
     if chosen.write:
         RESULTS.write_text(replace_section(RESULTS.read_text() if RESULTS.exists() else "", new))
@@ -134,21 +167,21 @@ def command(words: list[str]) -> str:
 
 def arguments() -> argparse.ArgumentParser:
     """The options of all rows and of each."""
-    both = argparse.ArgumentParser(add_help=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    both.add_argument("--data", type=Path, help="folder with train.{de,en} and test_2016_flickr.{de,en}; else dates")
-    both.add_argument("--rounds", type=int, default=9, help="how often both work")
-    both.add_argument("--threads", type=int, help="of both (default: all cores)")
-    both.add_argument("--seed", type=int, default=1)
-    both.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
-    for name, default in (("width", 256), ("depth", 3), ("heads", 4), ("inner", 1024), ("batch-tokens", 4096)):
-        both.add_argument(f"--{name}", type=int, default=default)
-    both.add_argument("--dropout", type=float, default=0.1)
-    both.add_argument("--vocabulary", type=int, help="size of the joint BPE (default: 8,000; dates 3,000)")
     parser = argparse.ArgumentParser(prog="python -m bench", description="Us and a peer, in turns, on the same text.")
     rows = parser.add_subparsers(dest="row", required=True)
-    train = rows.add_parser("train", parents=[both], help="tokens/s against a plain loop around transformers' Marian")
+    transformer = sizes(depth=3, heads=4, inner=1024)
+    train = rows.add_parser(
+        "train", parents=[transformer], help="tokens/s against a plain loop around transformers' Marian"
+    )
+    train.set_defaults(run=train_row, peer="transformers")
     train.add_argument("--steps", type=int, default=10, help="of each block")
-    decode = rows.add_parser("decode", parents=[both], help="sentences/s against transformers' generate")
+    recurrent = rows.add_parser(
+        "recurrent", parents=[sizes(depth=2)], help="tokens/s against Joey NMT, with recurrence and attention"
+    )
+    recurrent.set_defaults(run=recurrent_row, peer="joeynmt")
+    recurrent.add_argument("--steps", type=int, default=10, help="of each block")
+    decode = rows.add_parser("decode", parents=[transformer], help="sentences/s against transformers' generate")
+    decode.set_defaults(run=decode_row, peer="transformers")
     decode.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
     decode.add_argument("--steps", type=int, default=300, help="of that training")
     decode.add_argument("--sentences", type=int, default=1000, help="of each block")
@@ -158,6 +191,21 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--early", action="store_true", help="the peer stops at as many answers as beams")
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
     return parser
+
+
+def sizes(**defaults: int) -> argparse.ArgumentParser:
+    """The options of a row whose model has these sizes besides its width."""
+    both = argparse.ArgumentParser(add_help=False, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    both.add_argument("--data", type=Path, help="folder with train.{de,en} and test_2016_flickr.{de,en}; else dates")
+    both.add_argument("--rounds", type=int, default=9, help="how often both work")
+    both.add_argument("--threads", type=int, help="of both (default: all cores)")
+    both.add_argument("--seed", type=int, default=1)
+    both.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
+    for name, default in {"width": 256, **defaults, "batch-tokens": 4096}.items():
+        both.add_argument(f"--{name}", type=int, default=default)
+    both.add_argument("--dropout", type=float, default=0.1)
+    both.add_argument("--vocabulary", type=int, help="size of the joint BPE (default: 8,000; dates 3,000)")
+    return both
 
 
 def size_list(text: str) -> list[int]:

@@ -36,12 +36,12 @@ def replace_section(text: str, new: str) -> str:
     return "\n".join(part.strip("\n") + "\n" for part in [head, *kept])
 
 
-def surroundings(threads: int, seed: int) -> dict[str, str]:
+def surroundings(threads: int, seed: int, peer: str) -> dict[str, str]:
     """Where, when and with what it was measured."""
     return {
         "seed": str(seed),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, "
-        f"transformers {version('transformers')}, regard {__version__}",
+        f"{peer} {version(peer)}, regard {__version__}",
         "machine": f"{processor()}, cores: {os.cpu_count()}, threads: {threads}",
         "date": date.today().isoformat(),
     }

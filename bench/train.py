@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from torch import nn
-from transformers import MarianMTModel
+from torch import Tensor, nn
 
 from bench.harness import Result, compare, per_second
-from bench.marian import as_marian
 from bench.text import Bitext
 from regard.errors import RunFailed
 from regard.learn.optimizer import AdamW
 from regard.learn.settings import Training
 from regard.learn.trainer import Trainer
 from regard.models.model import Model
-from regard.text.batch import IGNORE
+from regard.text.batch import IGNORE, Batch
 from regard.text.problem import Translation
 
 ADAM = AdamW()
+Advance = Callable[[], tuple[float, int]]
+"""Takes one step; -> its loss, and the tokens of both sides without padding."""
 
 
 class PlainLoop:
     """Logits, cross entropy, backward, clip, step; the trainer's samples, in the trainer's order."""
 
-    def __init__(self, model: MarianMTModel, trainer: Trainer) -> None:
+    def __init__(self, model: nn.Module, trainer: Trainer) -> None:
         self.model, self.samples, self.settings = model.train(), trainer.samples, trainer.settings
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -48,6 +48,14 @@ class PlainLoop:
         indices = next(self.steps)
         batch = self.samples.batch(indices)
         self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        self.optimizer.step()
+        return loss.item(), int(self.samples.lengths[indices].sum())
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The mean over a batch's targets."""
         # Padding stands on the right, so a causal decoder needs no mask of it.
         logits = self.model(
             input_ids=batch.inputs["source_ids"],
@@ -56,13 +64,9 @@ class PlainLoop:
             use_cache=False,
         ).logits
         smoothing = self.settings.smoothing
-        loss = F.cross_entropy(
+        return F.cross_entropy(
             logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE, label_smoothing=smoothing
         )
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
-        self.optimizer.step()
-        return loss.item(), int(self.samples.lengths[indices].sum())
 
 
 def learner(text: Bitext, description: Model, settings: Training) -> Trainer:
@@ -76,26 +80,39 @@ def learner(text: Bitext, description: Model, settings: Training) -> Trainer:
 
 def measure(text: Bitext, description: Model, settings: Training, *, rounds: int, steps: int) -> Result:
     """Tokens a second, padding not counted, in blocks of `steps` optimizer steps on the same batches."""
+    from bench.marian import as_marian
+
     trainer = learner(text, description, settings)
     peer = PlainLoop(as_marian(trainer.network, text.tokenizer), trainer)
-    read: dict[str, list[int]] = {"regard": [], "transformers": []}
+    return in_turns({"regard": advancing(trainer), "transformers": peer.advance}, rounds=rounds, steps=steps)[0]
 
-    def steadily(name: str, advance: Callable[[], int]) -> Callable[[], float]:
+
+def advancing(trainer: Trainer) -> Advance:
+    """Our trainer's step, as a contestant's."""
+
+    def advance() -> tuple[float, int]:
+        step = trainer.advance()
+        return step.loss, step.tokens
+
+    return advance
+
+
+def in_turns(contestants: Mapping[str, Advance], *, rounds: int, steps: int) -> tuple[Result, dict[str, list[float]]]:
+    """Blocks of `steps` steps in turns; -> tokens a second, and the loss of every step, those of warming up first."""
+    read: dict[str, list[int]] = {name: [] for name in contestants}
+    losses: dict[str, list[float]] = {name: [] for name in contestants}
+
+    def steadily(name: str) -> Callable[[], float]:
         def block() -> float:
-            done = [advance() for _ in range(steps)]
-            read[name] += done
-            return sum(done)
+            done = [contestants[name]() for _ in range(steps)]
+            losses[name] += [loss for loss, _ in done]
+            read[name] += [tokens for _, tokens in done]
+            return sum(tokens for _, tokens in done)
 
         return per_second(block)
 
-    result = compare(
-        "training",
-        {
-            "regard": steadily("regard", lambda: trainer.advance().tokens),
-            "transformers": steadily("transformers", lambda: peer.advance()[1]),
-        },
-        rounds,
-    )
-    if read["regard"] != read["transformers"]:
+    result = compare("training", {name: steadily(name) for name in contestants}, rounds)
+    first, *others = read.values()
+    if any(other != first for other in others):
         raise RunFailed("the two did not read the same batches, so their speeds do not compare.")
-    return result
+    return result, losses

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,13 +13,22 @@ from bench import __main__ as command_line
 from bench import harness, results
 from bench.text import Bitext, read_bitext
 from regard.decode.choose import Options
-from regard.errors import InputError
+from regard.errors import InputError, RunFailed
 from regard.learn.optimizer import Constant
 from regard.learn.settings import Training
 from regard.models import zoo
+from regard.parts.cell import GRU, LSTM
+from regard.parts.score import Additive, General
 from regard.text.corpus import embedded_corpus
 
 SMALL = zoo.transformer(32, 2, 4, inner=64, decoder_depth=1, dropout=0.0)
+
+
+def peer_of(row):
+    """Skip what needs a peer that is not here."""
+    name = {"train": "transformers", "decode": "transformers", "recurrent": "joeynmt.model"}[row]
+    remedy = command_line.REMEDIES[name.partition(".")[0]]
+    pytest.importorskip(name, reason=f"needs the peer: {remedy}")
 
 
 @pytest.fixture(scope="module")
@@ -128,16 +141,110 @@ def test_both_searches_find_the_same(text):
     assert len(set(model.translate(list(text.test.sources), options=options))) > 1
 
 
-@pytest.mark.parametrize("row", ["train", "decode"])
+@pytest.mark.parametrize(
+    ("cell", "score", "names"), [(LSTM(), General(), ("lstm", "luong")), (GRU(), Additive(), ("gru", "bahdanau"))]
+)
+def test_joey_says_what_our_network_says(text, cell, score, names):
+    """Both of its attentions ask after the cell; with bridges of zeros they are ours, weight by weight."""
+    peer_of("recurrent")
+    from bench.recurrent import JoeyLoop, as_joey, settings_of
+    from bench.train import learner
+
+    description = zoo.luong(16, 2, cell=cell, score=score, reads="both", dropout=0.0)
+    trainer = learner(text, description, Training(batch_tokens=512, seed=3, smoothing=0.0))
+    with torch.no_grad():
+        for name, weight in trainer.network.named_parameters():
+            weight.mul_(0.0 if "bridges" in name or "readout.words.bias" in name else 3.0)
+    peer = JoeyLoop(as_joey(settings_of(*names, 16, 2, 0.0), text.tokenizer, 0.0), trainer)
+    fill_joey(peer.model, trainer.network)
+    losses = []
+    for indices in trainer.plan.pool(0, 0)[:3]:
+        batch = trainer.samples.batch(indices)
+        given = peer.given(batch)
+        assert sorted(given.trg_input.tolist()) == sorted(batch.inputs["ids"].tolist())
+        assert sorted(given.src.tolist()) == sorted(batch.inputs["source_ids"].tolist())
+        with torch.no_grad():
+            ours = trainer.network.loss(batch.inputs, batch.targets) / batch.tokens
+            losses.append((ours.item(), peer.loss(batch).item()))
+    assert len({round(ours, 3) for ours, _ in losses}) == 3
+    for ours, theirs in losses:
+        assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+def fill_joey(model, network):
+    """Our weights in Joey NMT's model."""
+    encoder, decoder = network.encoder.wiring.layers[0]["recurrent"], network.decoder.wiring.layers[0]["cross"]
+    encoder, decoder = encoder.sublayer, decoder.sublayer
+    with torch.no_grad():
+        model.src_embed.lut.weight.copy_(network.source_embed.table.weight)
+        model.trg_embed.lut.weight.copy_(network.embed.table.weight)
+        model.decoder.output_layer.weight.copy_(network.readout.words.weight)
+        for number, ways in enumerate(encoder.layers):
+            for reader, ending in zip(ways, ("", "_reverse")):
+                for name, weight in reader.cell.named_parameters():
+                    getattr(model.encoder.rnn, name.replace("l0", f"l{number}{ending}")).copy_(weight)
+        for number, step in enumerate(decoder.steps):
+            fed = [step.inputs.weight] if number else [decoder.read.weight, step.inputs.weight]
+            getattr(model.decoder.rnn, f"weight_ih_l{number}").copy_(torch.cat(fed, dim=1))
+            getattr(model.decoder.rnn, f"weight_hh_l{number}").copy_(step.state.weight)
+            bias = decoder.biases[number - 1] if number else decoder.read.bias
+            getattr(model.decoder.rnn, f"bias_ih_l{number}").copy_(bias)
+            getattr(model.decoder.rnn, f"bias_hh_l{number}").copy_(
+                torch.zeros_like(bias) if step.state.bias is None else step.state.bias
+            )
+        answer, state = decoder.out.weight.chunk(2, dim=1)
+        model.decoder.att_vector_layer.weight.copy_(torch.cat([state, answer], dim=1))
+        model.decoder.att_vector_layer.bias.copy_(decoder.out.bias)
+        model.decoder.bridge_layer.weight.zero_()
+        attention, theirs = decoder.ask.score, model.decoder.attention
+        theirs.key_layer.weight.copy_(getattr(attention, "matrix", getattr(attention, "key_matrix", None))[0].T)
+        if hasattr(attention, "vector"):
+            theirs.query_layer.weight.copy_(attention.query_matrix[0].T)
+            theirs.energy_layer.weight.copy_(attention.vector[0].T)
+
+
+def test_the_two_of_a_pair_are_alike_in_size():
+    peer_of("recurrent")
+    from bench.recurrent import as_joey, pairs
+
+    words = SimpleNamespace(vocabulary=8000, pad=0, begin=1, end=2, unknown=3)
+    for pair in pairs(256, 2, 0.1):
+        ours, theirs = pair.ours.build(words.vocabulary), as_joey(pair.theirs, words, 0.1)
+        sizes = [sum(weight.numel() for weight in model.parameters()) for model in (ours, theirs)]
+        assert sizes[0] == pytest.approx(sizes[1], rel=0.05)
+
+
+def test_who_does_not_learn_is_not_measured():
+    peer_of("recurrent")
+    from bench.recurrent import course
+
+    assert course("ours", [4.0, 3.0, 9.0, 2.0, 1.0], 2) == (3.5, 1.5)
+    with pytest.raises(RunFailed, match="theirs did not fall"):
+        course("theirs", [3.0, 2.0, 3.0], 1)
+
+
+def test_a_missing_peer_is_one_line(monkeypatch, capsys):
+    for name in [name for name in sys.modules if name.startswith(("joeynmt.", "bench.recurrent"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr("bench.recurrent", raising=False)
+    monkeypatch.setitem(sys.modules, "joeynmt", None)
+    assert command_line.main(["recurrent", "--threads", "1"]) == InputError.exit_code
+    said = capsys.readouterr().err
+    assert said == "the peer is not installed (joeynmt). Run `pip install --no-deps -r bench/joey.txt`.\n"
+    assert (Path(command_line.__file__).parent / "joey.txt").is_file()
+
+
+@pytest.mark.parametrize("row", ["train", "recurrent", "decode"])
 def test_a_row_is_printed_and_kept_only_when_asked(row, folder, tmp_path, monkeypatch, capsys):
-    pytest.importorskip("transformers")
+    peer_of(row)
     monkeypatch.setattr(results, "RESULTS", tmp_path / "RESULTS.md")
-    words = [row, "--data", str(folder), "--rounds", "1", "--threads", "1", "--steps", "2", "--batch-tokens", "256"]
-    words += ["--width", "16", "--depth", "1", "--inner", "32", "--vocabulary", "400"]
+    words = [row, "--data", str(folder), "--rounds", "1", "--threads", "1", "--batch-tokens", "256"]
+    words += ["--width", "16", "--depth", "1", "--vocabulary", "400"]
+    words += ["--steps", "4"] if row == "recurrent" else ["--steps", "2", "--inner", "32"]
     words += ["--sentences", "3", "--batch-sizes", "2,3", "--max-tokens", "4"] if row == "decode" else []
     assert command_line.main(words) == 0
     printed = capsys.readouterr().out
-    assert "| transformers |" in printed
+    assert f"| {'Joey NMT' if row == 'recurrent' else 'transformers'} |" in printed
     assert str(folder) not in printed
     assert not results.RESULTS.exists()
     assert command_line.main([*words, "--write"]) == 0

@@ -78,6 +78,53 @@ def test_what_a_recipe_cannot_say_is_refused_with_a_hint(plain: dict, said: str)
         parse_recipe(plain, name="x", where="x.toml")
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("train.rate=abc", 'expected a number, got "abc" (r.toml: train.rate).'),
+        ('model.heads="x"', 'expected a whole number, got "x" (r.toml: model.heads).'),
+        ("model.heads=0", "0 is too small (r.toml: model.heads). Use 1 or more."),
+        ("model.inner=-4", "-4 is too small (r.toml: model.inner). Use 1 or more."),
+        ("model.position={kind='learned', longest=-4}", "-4 is too small (r.toml: model.position.longest). "
+         "Use 1 or more."),
+        ("model.heads=12", "width 128 is not divisible by 12 heads (r.toml: model). Try width 120 or 132."),
+        ("model.nam=gpt2", 'unknown key "nam" (r.toml: model). Did you mean "name"?'),
+        ("train.steps=0", "steps must be 1 or more, got 0 (r.toml: train.steps)."),
+        ("train.batch_tokens=fits", 'expected a whole number or "fit", got "fits" (r.toml: train.batch_tokens).'),
+        ("train.schedule.kind=foo", 'unknown kind "foo" (r.toml: train.schedule). Known: constant, cosine, '
+         "inverse_square_root, linear."),
+        ("train.schedule=3", 'expected a table like { kind = "inverse_square_root" }, got 3 (r.toml: train.schedule). '
+         'Say kind = "inverse_square_root", "cosine", "linear" or "constant".'),
+        ("train.schedule={warmup=5}", "a kind is missing (r.toml: train.schedule). "
+         'Say kind = "inverse_square_root", "cosine", "linear" or "constant".'),
+        ("train.schedule={kind='linear', warmup=-1}",
+         "warmup must be 0 or more, got -1 (r.toml: train.schedule.warmup)."),
+        ("train.best=blue", '"blue" is not a choice (r.toml: train.best). Did you mean "bleu"?'),
+        ("train.recompute=yes", 'expected true or false, got "yes" (r.toml: train.recompute).'),
+        ("text.tokenizer={kind='bpe', size=-3}", "asked for -3 tokens, special ones and single characters need 261 "
+         "(r.toml: text.tokenizer.size). Use size = 261 or more."),
+        ("text.problem={kind='translation', longest=0}",
+         "longest = 0 leaves no room for a token (r.toml: text.problem.longest). Use 1 or more."),
+        ("text.train=7", "expected text or a list, got 7 (r.toml: text.train)."),
+        ("text.train=['a', {path='b', weight=-1}]", "weight must lie between 0 and 1000, got -1.0 "
+         "(r.toml: text.train[1])."),
+        ("text.train=[1]", "expected text or a table, got 1 (r.toml: text.train[0])."),
+        ("text.train=['a', {weight=1}]", 'missing key "path" (r.toml: text.train[1]). Add path = ... there.'),
+        ("decode.beam=0", "beam must be 1 to 1024, got 0 (r.toml: decode)."),
+        ("train=3", "[train] must be a table (r.toml). Set its keys, as in train.steps = 2000."),
+        ("train.steps.x=3", "train.steps is 2000, not a table (--set train.steps.x=3). Set train.steps as a whole."),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_told_in_the_words_of_a_recipe(
+    setting: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("r.toml").write_text('model.width = 128\nmodel.heads = 4\ntext.corpus = "dates"\ntrain.steps = 2000\n')
+    with pytest.raises(InputError) as caught:
+        read_recipe("r.toml", [setting])
+    assert str(caught.value) == said
+
+
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path):
     (tmp_path / "x.toml").write_text("[model\n")
     with pytest.raises(InputError, match="is not TOML"):

@@ -9,9 +9,12 @@ from typing import Any, overload
 
 import torch
 
+from regard.decode.alignment import Aligner, Links
 from regard.decode.choose import Options
 from regard.decode.generate import Answer, Progress, extend, translate
-from regard.errors import InputError
+from regard.decode.heads import choose_heads
+from regard.decode.look import Head, cross_heads
+from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.show.trace import Seen, trace
@@ -54,21 +57,27 @@ class LoadedModel:
         return Options(**{ours: self.generation[theirs] for theirs, ours in known.items() if theirs in self.generation})
 
     @overload
-    def translate(self, texts: str, *, beam: int | None = ..., options: Options | None = ...) -> str: ...
+    def translate(
+        self, texts: str, *, beam: int | None = ..., options: Options | None = ..., replace_unknown: bool = ...
+    ) -> str: ...
     @overload
-    def translate(self, texts: list[str], *, beam: int | None = ..., options: Options | None = ...) -> list[str]: ...
+    def translate(
+        self, texts: list[str], *, beam: int | None = ..., options: Options | None = ..., replace_unknown: bool = ...
+    ) -> list[str]: ...
     def translate(
         self,
         texts: str | list[str],
         *,
         beam: int | None = None,
         options: Options | None = None,
+        replace_unknown: bool = False,
     ) -> str | list[str]:
         """The best translation of each text; `options` can say more than the beam."""
         options = options or self.defaults()
         options = options if beam is None else replace(options, beam=beam)
         several = [texts] if isinstance(texts, str) else texts
-        best = [answers[0].text for answers in self.translations(several, options)]
+        found = self.translations(several, options, replace_unknown=replace_unknown)
+        best = [answers[0].text for answers in found]
         return best[0] if isinstance(texts, str) else best
 
     def translations(
@@ -78,12 +87,54 @@ class LoadedModel:
         *,
         prefixes: Sequence[str] | None = None,
         progress: Progress = lambda done: None,
+        alignment: bool = False,
+        replace_unknown: bool = False,
     ) -> list[list[Answer]]:
-        """The best translations of each text with their scores, best first; each begins with its prefix, if any."""
+        """The best translations of each text with their scores, best first; each begins with its prefix, if any.
+
+        `alignment` says of each which words belong together; `replace_unknown` puts source words for unknown ones.
+        """
         self._require(encoder=True, verb="translate")
+        aligner = self.aligner if alignment or replace_unknown else None
+        options = options or self.defaults()
         tokenizers = self.tokenizer, self.target_tokenizer
-        chosen = options or self.defaults()
-        return translate(self.network, tokenizers, texts, chosen, prefixes=prefixes, progress=progress)
+        found = translate(self.network, tokenizers, texts, options, prefixes=prefixes, progress=progress)
+        if aligner is None:
+            return found
+        return aligner.explain(
+            texts, found, prefixes=prefixes, stop=options.stop, alignment=alignment, replace_unknown=replace_unknown
+        )
+
+    @property
+    def aligner(self) -> Aligner:
+        """What links words: the heads chosen for this model (generation_config.json), or all that see the source."""
+        heads = cross_heads(self.network)
+        if not heads:
+            raise InputError("this model does not attend to its source, so it aligns no words. Leave out --alignment "
+                             "and --replace-unknown.")  # fmt: skip
+        chosen: Sequence[Head] = self.generation.get("alignment_heads") or heads
+        for layer, head in chosen:
+            if (layer, head) not in heads:
+                raise DamagedFile(f"this model has no head {head} in layer {layer} that attends to its source "
+                                  "(generation_config.json: alignment_heads). Copy the file again.")  # fmt: skip
+        return Aligner(self.network, (self.tokenizer, self.target_tokenizer), chosen)
+
+    def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
+        """Of each pair, which words belong together: (source word, target word), counted from 0."""
+        _require_pairs("align", sources, targets)
+        return self.aligner.align(sources, targets)
+
+    def choose_aligner(
+        self, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Links] | None = None
+    ) -> list[Head]:
+        """Align by the heads that do it best on these pairs from now on; `gold` is how they are aligned, if known."""
+        _require_pairs("choose_aligner", sources, targets)
+        if gold is not None and len(gold) != len(sources):
+            raise InputError(f"{len(sources):,} pairs and {len(gold):,} alignments: give one alignment a pair.")
+        _ = self.aligner
+        heads = choose_heads(self.network, (self.tokenizer, self.target_tokenizer), sources, targets, gold)
+        self.generation["alignment_heads"] = heads
+        return heads
 
     def generate(
         self,
@@ -114,8 +165,7 @@ class LoadedModel:
 
     def score(self, source: Sequence[str], target: Sequence[str] | None = None) -> list[float]:
         """The log-probability of each target given its source, or of each text when there is no target."""
-        if isinstance(source, str) or isinstance(target, str) or (target is not None and len(target) != len(source)):
-            raise InputError("score takes lists of texts, as many targets as sources.")
+        _require_pairs("score", source, target)
         self._require(encoder=target is not None, verb="score pairs" if target is not None else "score plain texts")
         problem = NextToken(_WHOLE) if target is None else Translation(_WHOLE)
         totals = []
@@ -136,3 +186,8 @@ class LoadedModel:
         if (self.network.encoder is not None) != encoder:
             made = "generate" if encoder else "translate"
             raise InputError(f"this model does not {verb}; it was made to {made}. Try: regard {made}.")
+
+
+def _require_pairs(what: str, sources: Sequence[str], targets: Sequence[str] | None) -> None:
+    if isinstance(sources, str) or isinstance(targets, str) or (targets is not None and len(targets) != len(sources)):
+        raise InputError(f"{what} takes lists of texts, as many targets as sources.")

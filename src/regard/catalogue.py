@@ -68,12 +68,13 @@ NOTHING_USABLE = Fault(
 BAD_UTF8 = Fault(
     "A byte is not UTF-8",
     "{path} line {line:,}, byte {byte:,}: 0x{value:02X} is not UTF-8 (looks like {likely}).",
-    'Convert: iconv -f {encoding} -t utf-8 {quoted}. Or leave such lines out of training: text.bad_utf8 = "skip".',
+    "Convert: iconv -f {encoding} -t UTF-8 < {quoted} > utf8.txt. "
+    'Or leave such lines out of training: text.bad_utf8 = "skip".',
 )
 UTF16 = Fault(
     "A file is UTF-16",
     "{path} looks like UTF-16 (BOM {mark}).",
-    "Convert: iconv -f utf-16 -t utf-8 {quoted}.",
+    "Convert: iconv -f UTF-16 -t UTF-8 < {quoted} > utf8.txt.",
 )
 GZIP = Fault(
     "A gzip file has another name",

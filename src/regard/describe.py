@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar, Union
 
 from regard.errors import InputError, suggest
@@ -97,7 +97,19 @@ def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, wher
     try:
         return function(**given)
     except InputError as error:
-        raise InputError(f"{error} ({where})" if where not in str(error) else str(error)) from None
+        raise InputError(placed(str(error), where)) from None
+
+
+def placed(message: str, where: str) -> str:
+    """An error with its place behind what went wrong: "what (where). what to do.", also if it names the key alone."""
+    if where in message:
+        return message
+    key = where.rpartition(": ")[2]
+    if f"({key}" in message:
+        return message.replace(f"({key}", f"({where}", 1)
+    end = re.search(r"\.(?=\s|$)", message)
+    what, remedy = (message, ".") if end is None else (message[: end.start()], message[end.start() :])
+    return f"{what} ({where}){remedy}"
 
 
 @functools.cache
@@ -108,8 +120,9 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     if value is None and type(None) in options:
         return None
+    wanted = [option for option in options if option is not type(None)]
     described = [option for option in options if dataclasses.is_dataclass(option)]
-    if described and isinstance(value, (Mapping, str)):
+    if described and (isinstance(value, (Mapping, str)) or described == wanted):
         literals = [option for option in options if typing.get_origin(option) is Literal]
         if isinstance(value, str) and (str in options or any(value in typing.get_args(o) for o in literals)):
             return value
@@ -117,15 +130,14 @@ def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
             return None
         return _from_table(described, value, where)
     failures = []
-    for option in options:
-        if option is type(None):
-            continue
+    for option in wanted:
         try:
             return from_plain(option, value, where=where)
         except InputError as error:
             failures.append(error)
-    # Of several ways to read a list, the last is the one for lists.
-    raise failures[-1] if isinstance(value, (list, tuple)) else failures[0]
+    if len(wanted) == 1 or isinstance(value, (list, tuple)):
+        raise failures[-1]  # of several ways to read a list, the last is the one for lists
+    raise InputError(f"expected {_any_of(map(_expected, wanted))}, got {_shown(value)} ({where}).")
 
 
 def _from_literal(allowed: tuple[Any, ...], value: Any, where: str) -> Any:
@@ -156,7 +168,8 @@ def _from_table(options: list[Any], value: Any, where: str) -> Any:
     if isinstance(value, str):
         value = {"kind": value}
     if not isinstance(value, Mapping):
-        raise InputError(f'expected a table like {{kind = "{kind_of(options[0])}"}}, got {_shown(value)} ({where}).')
+        like = f'a table like {{ kind = "{kind_of(options[0])}" }}' if len(options) > 1 else "a table"
+        raise InputError(f"expected {like}, got {_shown(value)} ({where}). {_kinds(options)}".strip())
     value = dict(value)
     kind = value.pop("kind", None)
     if kind is None:
@@ -164,8 +177,7 @@ def _from_table(options: list[Any], value: Any, where: str) -> Any:
         fitting = [option for option in options if value.keys() <= {f.name for f in dataclasses.fields(option)}]
         if len(options) == 1 or (value and len(fitting) == 1):
             return call_plain((fitting or options)[0], value, where=where)
-
-        raise InputError(f"a kind is missing ({where}). Say kind = one of {', '.join(map(kind_of, options))}.")
+        raise InputError(f"a kind is missing ({where}). {_kinds(options)}")
     for option in options:
         if kind_of(option) == kind:
             return call_plain(option, value, where=where)
@@ -181,11 +193,32 @@ def _from_scalar(annotation: Any, value: Any, where: str) -> Any:
         return int(value)
     if isinstance(annotation, type) and (type(value) is annotation):
         return value
-    expected = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
-    name = getattr(annotation, "__name__", str(annotation))
-    raise InputError(f"expected {expected.get(name, name)}, got {_shown(value)} ({where}).")
+    raise InputError(f"expected {_expected(annotation)}, got {_shown(value)} ({where}).")
+
+
+def _expected(annotation: Any) -> str:
+    """What an annotation allows, in words."""
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return _any_of(map(_shown, typing.get_args(annotation)))
+    if origin in (tuple, list):
+        return "a list"
+    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return words.get(annotation, "a table")
+
+
+def _kinds(options: list[Any]) -> str:
+    """What to write where one of several tables is wanted."""
+    return f"Say kind = {_any_of(_shown(kind_of(option)) for option in options)}." if len(options) > 1 else ""
+
+
+def _any_of(words: Iterable[str]) -> str:
+    """a, b, c -> "a, b or c"."""
+    *before, last = words
+    return f"{', '.join(before)} or {last}" if before else last
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if not isinstance(value, bool) else str(value).lower()
+    """A value as it would be written in a recipe."""
+    text = toml_value(value) if isinstance(value, str | int | float | list | tuple | Mapping) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

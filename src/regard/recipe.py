@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from regard.decode.choose import Options
-from regard.describe import call_plain
+from regard.describe import call_plain, placed, toml_value
 from regard.errors import InputError, suggest
 from regard.learn.settings import Training
 from regard.models import zoo
@@ -131,7 +131,7 @@ def parse_recipe(plain: dict[str, Any], *, name: str, where: str) -> Recipe:
             known = suggest(key, ["model", "text", "train", "decode"])
             raise InputError(f'unknown table "{key}" ({where}). {known}')
         if not isinstance(value, Mapping):
-            raise InputError(f"[{key}] must be a table ({where}).")
+            raise InputError(f"[{key}] must be a table ({where}). Set its keys, as in train.steps = 2000.")
     try:
         return Recipe(
             name,
@@ -152,15 +152,30 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
     functions = zoo_functions()
     if not isinstance(name, str) or name not in functions:
         raise InputError(f'no model is called "{name}" ({where}.name). {suggest(str(name), functions)}')
+    known = [*inspect.signature(functions[name]).parameters, "name"]
+    for key in arguments:
+        if key not in known:
+            raise InputError(f'unknown key "{key}" ({where}). {suggest(key, known)}')
     description = call_plain(functions[name], arguments, where=where)
     with torch.device("meta"):
         try:
             description.build(8)  # what cannot be built is found before any text is read
-        except InputError as error:
-            raise InputError(f"{error} ({where})") from None
-        except (RuntimeError, ValueError, ArithmeticError) as error:
+        except (InputError, RuntimeError, ValueError, ArithmeticError) as error:
+            for key, value in _below_one(arguments, where):
+                raise InputError(f"{value} is too small ({key}). Use 1 or more.") from None
+            if isinstance(error, InputError):
+                raise InputError(placed(str(error), where)) from None
             raise InputError(f"these settings make no model: {str(error).splitlines()[0]} ({where}).") from None
     return description
+
+
+def _below_one(table: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]]:
+    """Whole numbers that are no count of anything, with their places."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _below_one(value, f"{where}.{key}")
+        elif type(value) is int and value < 1:
+            yield f"{where}.{key}", value
 
 
 def zoo_functions() -> dict[str, Callable[..., Model]]:
@@ -183,11 +198,12 @@ def override(plain: dict[str, Any], setting: str) -> None:
     except tomllib.TOMLDecodeError:
         value = written
     table = plain
-    for key in keys[:-1]:
+    for depth, key in enumerate(keys[:-1], start=1):
         below = table.setdefault(key, {})
         if isinstance(below, str):  # a bare kind, as in tokenizer = "character"
             below = table[key] = {"kind": below}
         if not isinstance(below, dict):
-            raise InputError(f"{key} is not a table (--set {setting}).")
+            place = ".".join(keys[:depth])
+            raise InputError(f"{place} is {toml_value(below)}, not a table (--set {setting}). Set {place} as a whole.")
         table = below
     table[keys[-1]] = value

@@ -15,6 +15,7 @@ import torch
 from regard import catalogue
 from regard.api import LoadedModel, load
 from regard.decode.generate import require_room
+from regard.decode.look import cross_heads
 from regard.describe import to_plain, to_toml
 from regard.errors import InputError
 from regard.learn.guard import only_one
@@ -29,7 +30,7 @@ from regard.recipe import Recipe, read_recipe
 from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, newest_step
 from regard.store.files import write_file
-from regard.store.folder import read_tokenizers, write_description
+from regard.store.folder import read_tokenizers, write_description, write_generation
 from regard.text.cache import Cache, default_cache
 from regard.text.corpus import Corpus
 from regard.text.problem import NextToken, Translation, default_problem
@@ -40,6 +41,7 @@ from regard.text.vocabulary import Saved, train_tokenizers
 from regard.version import __version__
 
 _LISTED = 100_000
+_ALIGNED = 200
 
 
 def train(
@@ -62,6 +64,8 @@ def train(
             found = None if step < 0 else Checkpoint(checkpoints(folder) / f"step-{step}", step)
             job = world.in_turn(lambda: prepare(parsed, folder, world, watching, found, new_data=new_data))
             Run(job, folder, world.device, watching, world).go()
+            valid = None if job.valid is None else job.valid[0]
+            world.lead(lambda: write_aligner(folder, valid, device))
     return load(folder, device=device)
 
 
@@ -165,6 +169,16 @@ def with_batch(recipe: Recipe, tokens: int) -> Recipe:
     """A recipe with so many tokens a step."""
     table = {**recipe.plain["train"], "batch_tokens": tokens}
     return replace(recipe, plain={**recipe.plain, "train": table}, train=replace(recipe.train, batch_tokens=tokens))
+
+
+def write_aligner(folder: Path, valid: Corpus | None, device: str) -> None:
+    """Which heads align words best, as the first validation pairs show it, into generation_config.json."""
+    if valid is None or valid.targets is None:
+        return
+    model = load(folder, device=device)
+    if cross_heads(model.network):
+        model.choose_aligner(valid.sources[:_ALIGNED], valid.targets[:_ALIGNED])
+        write_generation(folder, model.generation)
 
 
 def write_report(folder: Path, report: DataReport, material: Material, watcher: Watcher) -> None:

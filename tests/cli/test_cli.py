@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.learn.runs import ENVIRONMENT, regard, write_recipe
+from tests.learn.runs import ENVIRONMENT, regard, terminate_at, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +97,26 @@ def test_debug_shows_the_traceback():
     assert "Traceback" in err
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            "abc\n".encode("utf-16"),
+            "looks like UTF-16 (BOM FF FE). Convert: iconv -f UTF-16 -t UTF-8 < FILE > utf8.txt.",
+        ),
+        (
+            gzip.compress(b"abc\n", mtime=0),
+            "is gzip (1F 8B). Rename it to end in .gz, or decompress it: gzip -dc < FILE > plain",
+        ),
+    ],
+    ids=["UTF-16", "gzip"],
+)
+def test_input_that_is_no_text_is_called_what_it_is(model: Path, given: bytes, said: str):
+    code, out, err = fed(given, "translate", model)
+    assert (code, out, err.count(b"\n")) == (2, b"", 1)
+    assert f"standard input {said}" in err.decode()
+
+
 def test_a_translation_is_a_line_for_a_line(model: Path):
     code, out, err = fed("abc\n\nde\u2028f\u0085\r\nghi".encode(), "translate", model)
     assert (code, err) == (0, b"")
@@ -145,6 +167,27 @@ def test_a_reader_that_goes_away_is_no_error(model: Path):
     command = f"yes abc | head -5000 | {sys.executable} -m regard translate {model} | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=ENVIRONMENT)
     assert done.stderr == ""
+
+
+def unread() -> None:
+    """Nobody reads our output."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, sys.stdout.fileno())
+
+
+def unread_and_ended() -> None:
+    unread()
+    terminate_at(3)
+
+
+def test_a_run_that_nobody_listens_to_goes_on_to_its_end(tmp_path: Path):
+    words = ["train", write_recipe(tmp_path), "--set", "train.steps=5", "--out", tmp_path / "run"]
+    code, _, err = regard(*words, driver=unread_and_ended)
+    assert (code, err.count("\n")) == (143, 1)
+    assert "stopped by SIGTERM at step 4" in err
+    assert regard(*words, driver=unread) == (141, "", "")
+    assert (tmp_path / "run" / "checkpoints" / "step-5").is_dir()
 
 
 def test_a_prefix_begins_every_answer(model: Path):

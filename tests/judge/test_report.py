@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.judge.chart import ticks
 from regard.judge.evaluate import Evaluation, group_rows, length_rows
-from regard.judge.report import write_report
+from regard.judge.report import telling, write_report
 from regard.metrics import quality
 from regard.show.page import heatmap
 from regard.show.trace import Seen
@@ -172,3 +173,17 @@ def test_each_look_is_an_alignment_under_its_caption(tmp_path: Path):
     for caption in ("first", "second"):
         assert heatmap(["a", "b"], ["a", "b"], seen.alignment(), title=caption) in text
     assert "deaf" not in text
+
+
+def test_a_short_a_middling_and_a_long_line_are_looked_at():
+    lines = ["x" * (length % 8 + 1) for length in range(40)]
+    assert [len(lines[place]) for place in telling(lines)] == [3, 6, 8]
+    assert telling(["a", "a"]) == [0]
+    assert telling([]) == []
+
+
+@pytest.mark.parametrize(
+    ("highest", "expected"), [(1200, [0, 500, 1000, 1500]), (97, [0, 25, 50, 75, 100]), (0, [0, 0.25, 0.5, 0.75, 1])]
+)
+def test_an_axis_has_round_numbers_up_to_the_highest(highest: float, expected: list[float]):
+    assert ticks(highest) == pytest.approx(expected)

@@ -9,11 +9,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import load_file
+
+T = TypeVar("T")
 
 RECIPE = """
 [model]
@@ -208,6 +211,12 @@ def regard(*arguments: str | Path, driver: Driver | None = None) -> tuple[int, s
     life = start([str(argument) for argument in arguments], driver)
     out, err = life.communicate()
     return life.returncode, out, err
+
+
+def alone(work: Callable[..., T], *given: Any) -> T:
+    """What a function returns in a process of its own, where nothing else has touched memory."""
+    with ProcessPoolExecutor(1, PROCESSES) as process:
+        return process.submit(work, *given).result()
 
 
 def remains(folder: Path) -> dict[str, str]:

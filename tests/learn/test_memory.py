@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from regard.recipe import read_recipe
 from regard.run import read_material
 from regard.store.checkpoint import Checkpoint, steps_found
 from regard.text.batch import Plan
-from tests.learn.runs import at_steps, regard, remains, terminate_at, write_recipe
+from tests.learn.runs import alone, at_steps, regard, remains, terminate_at, write_recipe
 from tests.learn.test_parallel import TORCHRUN, ended, launched
 
 CPU = torch.device("cpu")
@@ -169,33 +169,51 @@ def test_a_limit_of_the_process_is_what_is_available(short_of_memory):
     assert 250 * MB < available(CPU) <= 300 * MB
 
 
-def test_the_peak_is_what_was_held_at_once_and_not_what_lay_about():
+def peaks() -> list[float]:
+    """Megabytes: of the same work twice, and of none."""
+
     def work() -> None:
         held = [torch.ones(100, 1000) for _ in range(300)]  # small enough to come from the heap, 120 MB in all
         del held[::2]
 
-    assert all(60 < peak(work, CPU) / 1e6 < 150 for _ in range(2))
-    assert peak(lambda: None, CPU) < 20e6
+    return [peak(done, CPU) / 1e6 for done in (work, work, lambda: None)]
 
 
-def test_batch_tokens_are_the_most_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    material = read_material(read_recipe(write_recipe(tmp_path, 1000), ["model.inner=4000", "train.accumulate=1"]))
-    given = material.network, material.samples, material.recipe.train, CPU
+def test_the_peak_is_what_was_held_at_once_and_not_what_lay_about():
+    first, second, nothing = alone(peaks)
+    assert [first, second] == pytest.approx([120, 120], rel=0.05)
+    assert nothing < 1
 
-    def plan(tokens: int) -> Plan:
-        return Plan(material.samples.lengths, tokens, 1)
 
-    probe = Probe(*given[:2], replace(material.recipe.train, batch_tokens=2048), CPU)
-    needs = [probe.memory(look_at(plan(tokens)).largest).total for tokens in (2048, 4096)]
-    assert needs[1] > 1.3 * needs[0]
-    chosen = {}
-    for name, room in (("little", 10 * MB), ("some", sum(needs) / 2 / SHARE), ("much", 4000 * MB)):
-        monkeypatch.setattr("regard.learn.probe.available", lambda device, room=room: int(room))
-        chosen[name] = fitting(*given)
-    assert (chosen["little"], chosen["some"]) == ((1024, False), (2048, True))
-    most, fits = chosen["much"]
+def chosen(recipe: Path, rooms: Sequence[int]) -> list[tuple[int, bool]]:
+    """What `fitting` says when so many bytes are available."""
+    from regard.learn import probe
+
+    material = read_material(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
+    found = []
+    for room in rooms:
+        probe.available = lambda device, room=room: room
+        found.append(fitting(material.network, material.samples, material.recipe.train, CPU))
+    return found
+
+
+def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], int]:
+    """What the largest step of each size of batch needs, in bytes, and the tokens of an epoch."""
+    material = read_material(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
+    probe = Probe(material.network, material.samples, replace(material.recipe.train, batch_tokens=1024), CPU)
+    epochs = [look_at(Plan(material.samples.lengths, tokens, 1)) for tokens in batches]
+    return [probe.memory(epoch.largest).total for epoch in epochs], epochs[0].tokens
+
+
+def test_batch_tokens_are_the_most_that_fit(tmp_path: Path):
+    recipe = write_recipe(tmp_path, 1000)
+    needs, tokens = alone(needed, recipe, (1024, 2048, 4096))
+    assert needs[1] - needs[0] == pytest.approx((needs[2] - needs[1]) / 2, rel=0.1)
+    rooms = [10 * MB, *(int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])), 4000 * MB]
+    *short, (most, fits) = alone(chosen, recipe, rooms)
+    assert short == [(1024, False), (1024, True), (1024, True), (2048, True)]
     assert fits
-    assert 2048 < most <= look_at(plan(1024)).tokens < 2 * most
+    assert 2048 < most <= tokens < 2 * most
 
 
 def test_a_run_keeps_to_the_batch_that_once_fitted(tmp_path: Path):
@@ -220,7 +238,7 @@ def nothing_fits() -> None:
 
 def test_a_batch_is_a_number_or_fit():
     assert Training(batch_tokens="fit").batch_tokens == "fit"
-    with pytest.raises(InputError, match=r"a whole number, got 'fits' .*train\.batch_tokens"):
+    with pytest.raises(InputError, match=r'a whole number or "fit", got "fits" .*train\.batch_tokens'):
         read_recipe("dates", ["train.batch_tokens=fits"])
     with pytest.raises(InputError, match="batch_tokens must be 1 or more"):
         Training(batch_tokens=0)

@@ -144,6 +144,8 @@ CASES: dict[str, tuple[Model, dict[str, object]]] = {
         zoo.gpt2(16, 2, 2, dropout=0.0), {"batch_tokens": 60, "parallel": "shard", "optimizer": Muon()},
     ),
     "reversible": (zoo.transformer(16, 2, 2, dropout=0.0, join=Reversible()), {"batch_tokens": 100}),
+    "recurrent": (zoo.luong(16, 2, dropout=0.0), {"batch_tokens": 60}),
+    "sharded recurrent": (zoo.bahdanau(16, 2), {"batch_tokens": 60, "parallel": "shard"}),
     "sharded reversible": (
         zoo.transformer(16, 2, 2, dropout=0.0, join=Reversible()), {"batch_tokens": 100, "parallel": "shard"},
     ),

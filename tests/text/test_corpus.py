@@ -84,21 +84,21 @@ def test_a_carriage_return_stays_unless_every_line_has_one(write: Write) -> None
     [
         (
             b"fine\ncaf\xe9 au lait\n",
-            "train.en line 2, byte 4: 0xE9 is not UTF-8 (looks like Latin-1). Convert: iconv -f latin1 -t utf-8 "
-            'train.en. Or leave such lines out of training: text.bad_utf8 = "skip".',
+            "train.en line 2, byte 4: 0xE9 is not UTF-8 (looks like Latin-1). Convert: iconv -f latin1 -t UTF-8 "
+            '< train.en > utf8.txt. Or leave such lines out of training: text.bad_utf8 = "skip".',
         ),
         (
             b"\xef\xbb\xbfa \x93quote\x94",
-            "train.en line 1, byte 6: 0x93 is not UTF-8 (looks like Windows-1252). Convert: iconv -f cp1252 -t utf-8 "
-            'train.en. Or leave such lines out of training: text.bad_utf8 = "skip".',
+            "train.en line 1, byte 6: 0x93 is not UTF-8 (looks like Windows-1252). Convert: iconv -f cp1252 -t UTF-8 "
+            '< train.en > utf8.txt. Or leave such lines out of training: text.bad_utf8 = "skip".',
         ),
         (
             "hallo\n".encode("utf-16"),
-            "train.en looks like UTF-16 (BOM FF FE). Convert: iconv -f utf-16 -t utf-8 train.en.",
+            "train.en looks like UTF-16 (BOM FF FE). Convert: iconv -f UTF-16 -t UTF-8 < train.en > utf8.txt.",
         ),
         (
             b"\xfe\xff\0h",
-            "train.en looks like UTF-16 (BOM FE FF). Convert: iconv -f utf-16 -t utf-8 train.en.",
+            "train.en looks like UTF-16 (BOM FE FF). Convert: iconv -f UTF-16 -t UTF-8 < train.en > utf8.txt.",
         ),
         (
             b"\x1f\x8b\x08\0",
@@ -133,7 +133,7 @@ def test_a_bad_byte_is_named_by_line_and_place(place: int, byte: int, tmp_path_f
 
 
 def test_a_remedy_can_be_pasted_even_if_the_name_has_spaces(write: Write) -> None:
-    with pytest.raises(InputError, match=r"utf-8 'my file\.txt'"):
+    with pytest.raises(InputError, match=r"UTF-8 < 'my file\.txt' > utf8\.txt"):
         read_lines(write("my file.txt", b"\xe9"))
 
 

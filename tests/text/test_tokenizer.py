@@ -6,7 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -82,6 +82,84 @@ def test_what_training_saw_comes_back(name: str, text: str) -> None:
 def test_word_pieces_come_back_but_for_how_they_were_spaced() -> None:
     tokenizer = TRAINED["word_piece"]
     assert tokenizer.decode(tokenizer.encode("They said:\nthe  early bird.")) == "They said : the early bird ."
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+@given(text=ODD_TEXT)
+def test_tokens_have_a_place_in_the_text_they_come_from(name: str, text: str) -> None:
+    tokenizer = TRAINED[name]
+    read = tokenizer.encode_in_place(text)
+    assert read.ids == tokenizer.encode(text)
+    starts, ends = ([span[side] for span in read.spans] for side in (0, 1))
+    assert starts == sorted(starts)
+    assert ends == sorted(ends)
+    covered = {place for start, end in read.spans for place in range(start, end)}
+    assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+@given(text=ODD_TEXT, cut=st.integers(0, 20))
+def test_tokens_have_a_place_in_the_text_they_make(name: str, text: str, cut: int) -> None:
+    tokenizer = TRAINED[name]
+    ids = [*tokenizer.encode(text)[cut:], tokenizer.mask, *tokenizer.encode(text)]
+    said, spans = tokenizer.decode_in_place(ids)
+    assert said == tokenizer.decode(ids)
+    shown = [span for span, number in zip(spans, ids) if number not in (tokenizer.mask, tokenizer.unknown)]
+    assert all(one == other or one[1] == other[0] for one, other in pairwise(shown))
+    assert not shown or (shown[0][0], shown[-1][1]) == (0, len(said))
+
+
+def test_the_parts_of_a_character_share_its_place() -> None:
+    byte = TRAINED["byte"]
+    assert byte.encode_in_place("aé").spans == [(0, 1), (1, 2), (1, 2)]
+    assert byte.decode_in_place(byte.encode("aé"))[1] == [(0, 1), (1, 2), (1, 2)]
+    assert byte.decode_in_place(byte.encode("aé")[:2]) == ("a\ufffd", [(0, 1), (1, 2)])
+
+
+def test_a_special_token_in_a_text_keeps_its_place_when_it_is_cut_open() -> None:
+    pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "</s>abpd")]
+    tokenizer = Tokenizer.from_json(saved_elsewhere(models.Unigram(pieces, 0), specials=["<unk>", "<pad>", "</s>"]))
+    text = "ab</s> a"
+    assert [text[start:end] for start, end in tokenizer.encode_in_place(text).spans] == list("ab</s>a")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "units", "spelt"),
+    [
+        ("word", "The Zürich bird", [0, 1, 2], ["Zürich", " Zürich"]),
+        ("word_piece", "The Zürich bird", [0, 1, 2], ["Zürich", "Zürich"]),
+        ("character", "The 🐦", [0, 1, 2, 3, 4], ["Zürich", "Zürich"]),
+    ],
+)
+def test_what_an_unknown_token_stands_for_can_be_put_there(
+    name: str, text: str, units: list[int], spelt: list[str]
+) -> None:
+    tokenizer = TRAINED[name]
+    read = tokenizer.encode_in_place(text)
+    assert [read.units.index(unit) for unit in read.units] == units
+    assert [tokenizer.spell("Zürich", apart=apart) for apart in (False, True)] == spelt
+    ids = tokenizer.encode(text)
+    place = tokenizer.unknowns(ids)[0]
+    start, end = read.spans[place]
+    said, spans = tokenizer.decode_in_place(ids, {place: tokenizer.spell(text[start:end], apart=True)})
+    assert said.startswith(text[:end])
+    assert said[slice(*spans[place])].strip() == text[start:end].strip()
+    assert len(spans) == len(ids)
+
+
+def test_pieces_of_a_word_stand_together_where_unknown_tokens_are_words() -> None:
+    tokenizer = WordPiece(size=20).train(["a ab abc b bc"] * 3 + ["xyz"])
+    read = tokenizer.encode_in_place("xyz a zyx")
+    groups = [read.units.count(unit) for unit in dict.fromkeys(read.units)]
+    assert len(groups) == 3
+    assert sum(groups) == len(read.ids) > 3
+
+
+def test_a_vocabulary_without_unknown_token_finds_none() -> None:
+    words = {"<pad>": 0, "</s>": 1, "a": 2}
+    tokenizer = Tokenizer.from_json(saved_elsewhere(models.WordLevel(words, unk_token="a"), specials=["<pad>", "</s>"]))
+    assert tokenizer.unknowns([0, 1, 2, 2]) == []
+    assert TRAINED["word"].unknowns([3, 7, 3]) == [0, 2]
 
 
 def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:

@@ -30,6 +30,7 @@ app.command()(speak.translate)
 app.command()(speak.generate)
 app.command()(speak.show)
 app.command()(judge.evaluate)
+app.command()(judge.compare)
 app.command()(judge.check)
 
 
@@ -62,16 +63,15 @@ def main() -> NoReturn:
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run a verb; -> the exit code."""
     try:
-        code = app(arguments, prog_name="regard", standalone_mode=False)
+        code = _invoke(arguments)
         sys.stdout.flush()
-        return code if isinstance(code, int) else 0
+        return code
     except RegardError as error:
         return _fail(error, str(error), error.exit_code, debug)
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        # Whoever read our output has gone; so do we, without a word.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # whoever read it has gone; so do we, without a word
         return 141
     except MemoryError as error:
         return _fail(error, _OUT_OF_MEMORY, 1, debug)
@@ -87,6 +87,17 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return _fail(error, f"internal error: {error!r}. Run again with --debug and report it.", 1, debug)
 
 
+def _invoke(arguments: list[str]) -> int:
+    """Run a verb and let errors pass; typer's own `main` would end the process when a pipe breaks."""
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("regard", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as ended:
+        return ended.exit_code
+    return 0
+
+
 def _usage(error: Exception, arguments: list[str]) -> str:
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     verbs = [word for word in arguments[:1] if not word.startswith("-")]
@@ -95,12 +106,20 @@ def _usage(error: Exception, arguments: list[str]) -> str:
     return f"{message} ({place}). See: {place} --help."
 
 
+def _drop_output() -> None:
+    """Let what is still to be written go nowhere, else the interpreter complains of it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(error: Exception, message: str, code: int, debug: bool) -> int:
     if debug:
         import traceback
 
         traceback.print_exception(error)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
     word = "" if code >= 128 else "error: "
     print(f"regard: {word}{' '.join(message.split())}", file=sys.stderr)
     return code

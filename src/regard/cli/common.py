@@ -44,13 +44,15 @@ def load_model(folder: Path, device: str, threads: int | None) -> LoadedModel:
 
 def input_lines() -> Iterator[list[str]]:
     """Standard input in chunks of lines, cut at newlines only."""
-    from regard.text.files import decode_line
+    from regard.text.files import STANDARD_INPUT, decode_line, refuse_foreign
 
     stream: BinaryIO = sys.stdin.buffer
     number = 0
     while chunk := list(islice(stream, _CHUNK)):
-        chunk[0] = chunk[0] if number else chunk[0].removeprefix(codecs.BOM_UTF8)
-        yield [decode_line(line.removesuffix(b"\n"), "standard input", number + i) for i, line in enumerate(chunk, 1)]
+        if not number:
+            refuse_foreign(STANDARD_INPUT, chunk[0][:2])
+            chunk[0] = chunk[0].removeprefix(codecs.BOM_UTF8)
+        yield [decode_line(line.removesuffix(b"\n"), STANDARD_INPUT, number + i) for i, line in enumerate(chunk, 1)]
         number += len(chunk)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.common import Device, ModelFolder, Threads, json_text, load_model, progress
+from regard.cli.common import Device, ModelFolder, Threads, json_text, load_model, progress, use_threads
 from regard.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def evaluate(
     from regard.judge.evaluate import evaluate as judge
     from regard.judge.evaluate import plot_by_length
 
-    corpus = _corpus(model, source, reference, text)
+    corpus = _corpus("evaluate", model, source, reference, text)
     loaded = load_model(model, device, threads)
     options = loaded.defaults()
     options = options if beam is None else replace(options, beam=beam)
@@ -57,14 +57,60 @@ def evaluate(
     if report is not None:
         import torch
 
-        from regard.judge.report import write_report
+        from regard.judge.report import telling, write_report
 
-        longest = sorted(set(found.sources), key=len)
-        chosen = [longest[len(longest) * part // 8] for part in (2, 5, 7)] if longest else []
-        looks = [(line, loaded.look(line)) for line in chosen]
+        looks = [(found.sources[place], loaded.look(found.sources[place])) for place in telling(found.sources)]
         metrics = model / "metrics.jsonl"
         note = f"regard {' '.join(sys.argv[1:])}, with {torch.get_num_threads()} threads on {loaded.device}."
         write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks, note=note)
+        typer.echo(f"{report} is the report.", err=True)
+
+
+def compare(
+    models: Annotated[list[Path], typer.Argument(help="Model folders, two or more.", show_default=False)],
+    source: Annotated[Path | None, typer.Option(help="Lines to translate.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their right translations.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text to predict.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="each model's")] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Show exact, bleu or chrf by length.", show_default="exact if a model gets half right"),
+    ] = None,
+    unit: Annotated[str, typer.Option(help="Count source lengths in words or characters.")] = "words",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Write an HTML report with charts and alignments.")] = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Compare models on one text: quality with significance, by length too, size, speed and memory.
+
+    The others are held against the first. Without files: on the test text of its own recipe.
+
+    Example: regard compare runs/transformer runs/small --source test.de --reference test.en --report compare.html
+    """
+    from regard.judge.compare import compare as judge
+    from regard.judge.compare import distinct_names, look_at, plot_comparison
+
+    distinct_names(models)
+    corpus = _corpus("compare", models[0], source, reference, text)
+    with progress(len(models) * len(corpus), "comparing") as advance:
+        found = judge(
+            models, corpus, metric=metric, unit=unit, beam=beam, device=device, threads=threads, progress=advance
+        )
+    if as_json:
+        json.dump(found.to_json(), sys.stdout, indent=2, ensure_ascii=False)
+        typer.echo("")
+    else:
+        typer.echo(found.text())
+    if plot is not None:
+        plot_comparison(found, plot)
+        typer.echo(f"{plot} shows quality by source length.", err=True)
+    if report is not None:
+        from regard.judge.compare_report import write_comparison
+
+        use_threads(threads)
+        write_comparison(report, found, look_at(found, device=device), note=f"regard {' '.join(sys.argv[1:])}")
         typer.echo(f"{report} is the report.", err=True)
 
 
@@ -106,18 +152,18 @@ def check(
         typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped).")
 
 
-def _corpus(model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:
+def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:
     """The files that were named, or the test text of the model's own recipe."""
     from regard.text.corpus import read_corpus, read_pairs
 
     if text is not None:
         if source or reference:
             raise InputError(
-                "--text does not go with --source and --reference (regard evaluate). Give one or the other."
+                f"--text does not go with --source and --reference (regard {verb}). Give one or the other."
             )
         return read_corpus(str(text))
     if (source is None) != (reference is None):
-        raise InputError("--source and --reference go together (regard evaluate). Give both.")
+        raise InputError(f"--source and --reference go together (regard {verb}). Give both.")
     if source is not None and reference is not None:
         return read_pairs(source, reference)
     recipe = model / "recipe.toml"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,6 @@ from regard.cli.common import Device, ModelFolder, Threads, input_lines, json_li
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.api import LoadedModel
     from regard.decode.choose import Options
     from regard.decode.generate import Answer
 
@@ -29,6 +30,12 @@ def translate(
     no_repeat_ngram: Annotated[int, typer.Option(help="Never say a run of so many tokens twice; 0 is off.")] = 0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: shuns tokens already said.")] = 1.0,
     prefix: Annotated[str | None, typer.Option(help="Begin every answer with this.")] = None,
+    alignment: Annotated[
+        bool, typer.Option("--alignment", help="Say which words belong together, as 'text ||| 0-0 1-2'.")
+    ] = False,
+    replace_unknown: Annotated[
+        bool, typer.Option("--replace-unknown", help="For a word the vocabulary lacks, say the source's.")
+    ] = False,
     temperature: Annotated[float, typer.Option(help="Above 0: draw samples instead of searching.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this much.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
@@ -56,8 +63,9 @@ def translate(
         top_p=top_p,
         seed=seed,
     )
+    speak = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
     if sys.stdin.isatty():
-        _converse(loaded, options, prefix)
+        _converse(speak, options, prefix)
         return
     done = 0
     for lines in input_lines():
@@ -65,7 +73,7 @@ def translate(
         texts = [row["text"] for row in rows]
         with progress(len(texts), "translating") as advance:
             prefixes = None if prefix is None else [prefix] * len(texts)
-            found = loaded.translations(texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance)
+            found = speak(texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance)
         for place, (row, answers) in enumerate(zip(rows, found)):
             sys.stdout.write(_written(row if as_json else None, done + place, answers, n_best))
         sys.stdout.flush()
@@ -75,21 +83,29 @@ def translate(
 def _written(row: dict[str, object] | None, number: int, answers: list[Answer], n_best: int) -> str:
     """What is printed for a line: its text, its n best in Moses' form, or a JSON object."""
     if row is not None:
-        best = {"translation": answers[0].text, "score": answers[0].score}
-        several = [{"translation": answer.text, "score": answer.score} for answer in answers]
+        several = [_facts(answer) for answer in answers]
         more = {"n_best": several} if n_best > 1 else {}
-        return json_text({**row, **best, **more}) + "\n"
+        return json_text({**row, **several[0], **more}) + "\n"
     if n_best > 1:
-        return "".join(f"{number} ||| {_one_line(answer.text)} ||| {answer.score:.4f}\n" for answer in answers)
-    return _one_line(answers[0].text) + "\n"
+        return "".join(f"{number} ||| {_one_line(answer)} ||| {answer.score:.4f}\n" for answer in answers)
+    return _one_line(answers[0]) + "\n"
 
 
-def _one_line(text: str) -> str:
-    """Line i of the output belongs to line i of the input, whatever the model said."""
-    return text.replace("\n", " ")
+def _facts(answer: Answer) -> dict[str, object]:
+    """An answer for JSON."""
+    links = {} if answer.alignment is None else {"alignment": answer.alignment}
+    return {"translation": answer.text, "score": answer.score, **links}
 
 
-def _converse(model: LoadedModel, options: Options, prefix: str | None) -> None:
+def _one_line(answer: Answer) -> str:
+    """Line i of the output belongs to line i of the input, whatever the model said; the alignment, if any, follows."""
+    from regard.decode.alignment import moses
+
+    text = answer.text.replace("\n", " ")
+    return text if answer.alignment is None else f"{text} ||| {moses(answer.alignment)}"
+
+
+def _converse(speak: Callable[..., list[list[Answer]]], options: Options, prefix: str | None) -> None:
     typer.echo("Type a line, get its translation; Ctrl-D ends.", err=True)
     while True:
         try:
@@ -98,8 +114,8 @@ def _converse(model: LoadedModel, options: Options, prefix: str | None) -> None:
             typer.echo("", err=True)
             return
         try:
-            for answer in model.translations([line], options, prefixes=[prefix or ""])[0]:
-                typer.echo(answer.text)
+            for answer in speak([line], options, prefixes=[prefix or ""])[0]:
+                typer.echo(_one_line(answer))
         except InputError as error:
             typer.echo(f"regard: error: {error}", err=True)
 

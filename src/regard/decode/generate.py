@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from regard import catalogue
 from regard.decode.choose import Options
@@ -45,6 +46,7 @@ class Answer:
     log_probability: float
     tokens: tuple[int, ...]
     ended: bool
+    alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), when asked for
 
 
 Progress = Callable[[int], None]
@@ -160,7 +162,7 @@ def answer(
     """The best hypotheses for each request."""
     answers: list[list[Hypothesis]] = [[] for _ in requests]
     with torch.inference_mode():
-        for places in _batches(requests, options.beam):
+        for places in batches(requests, _TOKENS // options.beam):
             chosen = [requests[place] for place in places]
             found = search(
                 network,
@@ -182,21 +184,24 @@ def read_sources(network: Network, sources: Sequence[Sequence[int] | None]) -> S
     """What the encoder says of some sources of unequal length; None for a model without an encoder."""
     if network.encoder is None:
         return None
-    device = next(network.parameters()).device
-    rows = [list(source or ()) for source in sources]
+    return network.encode(*padded([source or () for source in sources], next(network.parameters()).device))
+
+
+def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Rows of unequal length -> BT, and True where there is a token, or None when there is one everywhere."""
     longest = max(map(len, rows))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], device=device)
     lengths = torch.tensor([len(row) for row in rows], device=device)
-    padded = min(map(len, rows)) < longest
-    return network.encode(ids, torch.arange(longest, device=device) < lengths[:, None] if padded else None)
+    uneven = min(map(len, rows)) < longest
+    return ids, torch.arange(longest, device=device) < lengths[:, None] if uneven else None
 
 
-def _batches(requests: Sequence[Request], beam: int) -> Iterator[list[int]]:
-    """Places of requests, the longest first, in batches of bounded size."""
+def batches(requests: Sequence[Request], tokens: int = _TOKENS) -> Iterator[list[int]]:
+    """Places of requests, the longest first, in batches of so many tokens."""
     batch: list[int] = []
     for place in sorted(range(len(requests)), key=lambda place: -requests[place].length):
         widest = requests[batch[0]].length if batch else 0
-        if batch and (len(batch) >= _ROWS or (len(batch) + 1) * beam * widest > _TOKENS):
+        if batch and (len(batch) >= _ROWS or (len(batch) + 1) * widest > tokens):
             yield batch
             batch = []
         batch.append(place)

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from regard.api import LoadedModel
 from regard.decode.choose import Options
 from regard.errors import InputError
+from regard.judge.chart import ACCENT, QUIET, Line, draw, panel
+from regard.judge.counts import Row, by_group, by_length, counted, is_numbered, metrics
 from regard.learn.validate import summed_loss
 from regard.metrics import Quality, bits_per_byte, perplexity, quality
+from regard.text.batch import Plan
 from regard.text.corpus import Corpus
 from regard.text.encode import encode_texts
 from regard.text.problem import NextToken, Translation
@@ -23,20 +27,7 @@ from regard.text.problem import NextToken, Translation
 _BATCH_TOKENS = 8192
 _UNBOUNDED = 1 << 30
 _ROW_LENGTH = 512  # of a language model that could read any length
-_BUCKETS = 6
 _ROWS_SHOWN = 12
-_ACCENT, _QUIET, _LINE = "#17508c", "#6c6f76", "#dcdcd6"
-
-
-@dataclass(frozen=True)
-class Row:
-    """The quality of some of the lines."""
-
-    name: str
-    lines: int
-    exact: float
-    bleu: float
-    chrf: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +90,7 @@ def evaluate(
 ) -> Evaluation:
     """Translate and judge every pair, or read every document; `progress` is told how many more texts are done."""
     start = time.perf_counter()
-    _require_fit(model, corpus)
+    require_fit(model, corpus)
     evaluation = _measured(model, corpus)
     if corpus.targets is None:
         progress(len(corpus))
@@ -111,63 +102,52 @@ def evaluate(
 
 def length_rows(lengths: Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Row, ...]:
     """The quality by length, in about six buckets of equally many lines; "9-12" holds the lengths 9 to 12."""
-    if not len(lengths):
-        return ()
-    shares = np.linspace(0, 1, _BUCKETS + 1)[1:]
-    ends = np.unique(np.quantile(lengths, shares, method="inverted_cdf")).astype(int)
-    starts = [int(min(lengths)), *(ends[:-1] + 1)]
-    bucket = np.searchsorted(ends, lengths)
-    names = [str(end) if start == end else f"{start}-{end}" for start, end in zip(starts, ends)]
-    return tuple(_row(name, bucket == place, hypotheses, references) for place, name in enumerate(names))
+    return counted(hypotheses, metrics(references)).rows(by_length(lengths))
 
 
 def group_rows(groups: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Row, ...]:
     """The quality of each group: in order where groups are numbers, else the worst first."""
-    names = sorted(set(groups))
-    rows = [_row(name, np.array([group == name for group in groups]), hypotheses, references) for name in names]
-    if all(name.isdecimal() for name in names):
-        return tuple(sorted(rows, key=lambda row: int(row.name)))
-    return tuple(sorted(rows, key=lambda row: (row.exact, row.chrf)))
+    rows = counted(hypotheses, metrics(references)).rows(by_group(groups))
+    return rows if is_numbered(groups) else tuple(sorted(rows, key=lambda row: (row.exact, row.chrf)))
 
 
 def plot_by_length(evaluation: Evaluation, path: Path) -> None:
     """A PNG of exact match and chrF by source length, with the number of lines below."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MultipleLocator
-
     rows = evaluation.by_length
     if not rows:
         raise InputError("there are no translations to plot by length. Evaluate a translator on pairs.")
-    places = range(len(rows))
-    figure = Figure(figsize=(7.2, 4.4), dpi=160, layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
-    for name, values, color in (
-        ("exact match", [row.exact for row in rows], _ACCENT),
-        ("chrF", [row.chrf for row in rows], _QUIET),
-    ):
-        above.plot(places, values, color=color, linewidth=2, marker="o", markersize=5, clip_on=False, label=name)
-    above.set(ylim=(0, 100), xlim=(-0.6, len(rows) - 0.4))
-    above.yaxis.set_major_locator(MultipleLocator(25))
-    above.grid(axis="y", color=_LINE, linewidth=0.8)
-    above.set_axisbelow(True)
-    above.legend(loc="lower left", frameon=False, ncols=2, labelcolor="linecolor", bbox_to_anchor=(-0.01, 1.0))
-    bars = below.bar(places, [row.lines for row in rows], width=0.62, color=_LINE)
-    below.bar_label(bars, [f"{row.lines:,}" for row in rows], color=_QUIET, fontsize=8, padding=2)
-    below.set_xticks(list(places), [row.name.replace("-", "–") for row in rows])
-    below.set(yticks=[], xlabel="source length in tokens, and how many lines have it")
-    below.margins(y=0.35)
-    for axes in (above, below):
-        axes.spines[:].set_visible(False)
-        axes.tick_params(length=0, colors=_QUIET, labelsize=9)
-        axes.xaxis.label.set(color=_QUIET, fontsize=9)
-    figure.savefig(path)
+    lines = [
+        Line("exact match", tuple(row.exact for row in rows), ACCENT),
+        Line("chrF", tuple(row.chrf for row in rows), QUIET),
+    ]
+    draw(path, [panel("source length in tokens", rows, lines)])
+
+
+def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.float64], int]:
+    """The summed cross entropy of each document, read as `evaluate` does, and how many tokens they have."""
+    samples = _packed(model).samples(corpus, (model.tokenizer, None))
+    filled = np.flatnonzero(samples.stream.lengths)
+    losses, tokens = np.zeros(len(corpus)), 0
+    with torch.inference_mode():
+        for indices in Plan(samples.lengths, _BATCH_TOKENS, seed=0).in_order():
+            batch = samples.batch(indices).to(model.device)
+            inputs: dict[str, Any] = batch.inputs
+            asked = batch.targets >= 0
+            states, targets = model.network.states(**inputs)[asked], batch.targets[asked]
+            # A row knows in which document it begins, and a token how many have begun in its row before it.
+            first = torch.from_numpy(np.searchsorted(filled, batch.samples)).to(model.device)[:, None]
+            document = (first + inputs.get("document", torch.zeros_like(batch.targets)))[asked]
+            for number in document.unique().tolist():
+                own = document == number
+                losses[filled[number]] += float(model.network.readout.loss(states[own], targets[own]))
+            tokens += batch.tokens
+    return losses, tokens
 
 
 def _measured(model: LoadedModel, corpus: Corpus) -> Evaluation:
     """The loss of a corpus."""
-    longest = model.network.longest
     problem: Translation | NextToken
-    problem = NextToken(longest or _ROW_LENGTH) if corpus.targets is None else Translation(longest or _UNBOUNDED)
+    problem = _packed(model) if corpus.targets is None else Translation(model.network.longest or _UNBOUNDED)
     samples = problem.samples(corpus, (model.tokenizer, model.target_tokenizer))
     total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
     loss = total / tokens
@@ -178,6 +158,10 @@ def _measured(model: LoadedModel, corpus: Corpus) -> Evaluation:
         tokens=tokens,
         dropped=samples.left_out.counts(),
     )
+
+
+def _packed(model: LoadedModel) -> NextToken:
+    return NextToken(model.network.longest or _ROW_LENGTH)
 
 
 def _judged(evaluation: Evaluation, model: LoadedModel, corpus: Corpus, said: tuple[str, ...]) -> Evaluation:
@@ -196,12 +180,6 @@ def _judged(evaluation: Evaluation, model: LoadedModel, corpus: Corpus, said: tu
     )
 
 
-def _row(name: str, chosen: NDArray[np.bool_], hypotheses: Sequence[str], references: Sequence[str]) -> Row:
-    places = np.flatnonzero(chosen).tolist()
-    found = quality([hypotheses[place] for place in places], [references[place] for place in places])
-    return Row(name, found.lines, found.exact, found.bleu, found.chrf)
-
-
 def _table(title: str, rows: Sequence[Row]) -> list[str]:
     """Rows under a heading; of many, the first."""
     wide = max(len(title), *(len(row.name) for row in rows))
@@ -214,7 +192,7 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
     return [*lines, f"and {rest:,} more"] if rest > 0 else lines
 
 
-def _require_fit(model: LoadedModel, corpus: Corpus) -> None:
+def require_fit(model: LoadedModel, corpus: Corpus) -> None:
     """Refuse pairs for a language model, and plain text for a translator."""
     if model.network.encoder is not None and corpus.targets is None:
         raise InputError(f"this model translates, {corpus.names[0]} has one side. Give --source and --reference.")

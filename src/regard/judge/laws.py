@@ -108,7 +108,9 @@ def looking(probe: Probe) -> float:
 
 
 def weights(probe: Probe) -> float | None:
-    """How far a row of weights is from one (or above it, where it may be less), the weight of what cannot be seen, and the depth of a negative one."""
+    """How far a row of weights is from one, or above it where less is allowed; what falls on the unseen; the most
+    negative weight.
+    """
     record = Record()
     probe.states(record)
     worst = 0.0

@@ -1,4 +1,4 @@
-"""What a training would take, foreseen: parameters, memory, steps and hours, and what to change if it does not fit."""
+"""What a training would take, foreseen: parameters, memory, steps and time, and what to change if it does not fit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from regard.learn.probe import SHARE, Memory, Probe, fitting, look_at
+from regard.learn.progress import span
 from regard.models.model import Network
 from regard.recipe import Recipe
 from regard.run import Material, read_material
@@ -24,6 +25,8 @@ class Foreseen:
     parameters: dict[str, int]  # by part; what several parts share belongs to the first
     memory: Memory
     texts: int
+    longest: int  # tokens of the longest sample, all sides
+    alone: int  # samples that are longer than a step may be, so that each is a step of its own
     epoch_tokens: int
     epoch_steps: int
     exact: bool  # else tokens and steps of an epoch are reckoned from a part of it
@@ -55,7 +58,7 @@ class Foreseen:
     def to_json(self) -> dict[str, Any]:
         """Everything, for programs; memory in bytes."""
         memory = {**asdict(self.memory), "total": self.memory.total}
-        reckoned = {"fits": self.fits, "epochs": round(self.epochs, 4), "seconds": round(self.seconds, 1)}
+        reckoned = {"fits": self.fits, "epochs": round(self.epochs, 4), "seconds": round(self.seconds, 3)}
         return {**asdict(self), "memory": memory, "tokens_per_second": round(self.tokens_per_second, 1), **reckoned}
 
     def text(self) -> str:
@@ -76,9 +79,11 @@ class Foreseen:
             f"steps       {about}{self.epoch_steps:,} an epoch of up to {self.batch_tokens:,} tokens; {self.steps:,} "
             f"steps are {self.epochs:.3g} epochs",
             f"speed       {self.tokens_per_second:,.0f} tokens/s (median of {self.timed} steps{cut}; {where})",
-            f"time        {clock(self.seconds)} hours for {self.steps:,} steps{after}",
+            f"time        {span(self.seconds)} for {self.steps:,} steps{after}",
             "It fits." if self.fits else
             f"It does not fit: the largest step needs {amount(memory.total)}, there are {amount(memory.available)}.",
+            *([f"Steps are too short for {self.alone:,} samples, each of which is a step of its own: the longest has "
+               f"{self.longest:,} tokens, all sides (train.batch_tokens)."] if self.alone else []),
             *(f"  try {remedy}" for remedy in self.remedies),
         ])  # fmt: skip
 
@@ -90,7 +95,7 @@ def plan(recipe: Recipe, device: torch.device) -> Foreseen:
     if settings.batch_tokens == "fit":
         settings = replace(settings, batch_tokens=fitting(material.network, samples, settings, device)[0])
     probe = Probe(material.network, samples, settings, device)
-    epoch = look_at(probe.trainer.plan)
+    epoch, sizes = look_at(probe.trainer.plan), samples.lengths.sum(1)
     memory = probe.memory(epoch.largest)
     parts = parts_that_fit(memory, settings.accumulate, len(epoch.largest))
     trainer = probe.trainer
@@ -100,6 +105,8 @@ def plan(recipe: Recipe, device: torch.device) -> Foreseen:
         parameters=parameters(trainer.network),
         memory=memory,
         texts=len(material.corpus),
+        longest=int(sizes.max()),
+        alone=int((sizes > settings.budget).sum()),
         epoch_tokens=epoch.tokens,
         epoch_steps=epoch.steps,
         exact=epoch.exact,
@@ -171,9 +178,3 @@ def amount(count: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:,.3g} GB" if value < 1000 else f"{value:,.0f} GB"
-
-
-def clock(seconds: float) -> str:
-    """Seconds as hours:minutes."""
-    minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60:,}:{minutes % 60:02}"

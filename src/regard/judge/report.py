@@ -2,38 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
-from regard.judge.evaluate import Evaluation, Row
-from regard.show.page import STYLE, document, escaped, overview
+from regard.judge import chart
+from regard.judge.chart import Curve
+from regard.judge.counts import Row, is_numbered
+from regard.judge.evaluate import Evaluation
+from regard.judge.history import points, read_metrics
+from regard.show import page
+from regard.show.page import document, escaped, overview
 from regard.show.trace import Seen
 from regard.store.files import write_file
 from regard.version import __version__
 
-_POINTS = 500
 _ROWS_A_TABLE = 12
-_WIDTH, _HEIGHT = 460, 200
 
-_STYLE = (
-    STYLE
+STYLE = (
+    page.STYLE
+    + chart.STYLE
     + """
 .numbers { display: flex; flex-wrap: wrap; gap: 1rem 3rem; margin: 2rem 0 0 }
 .numbers div { display: flex; flex-direction: column-reverse } dd { margin: 0; font-size: 2rem; font-weight: 300;
   line-height: 1.15; letter-spacing: -.02em } .numbers div:first-child dd { color: var(--accent); font-weight: 500 }
 dt { color: var(--quiet); font-size: .8rem }
 .side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem 3rem }
-.chart { display: block; width: 100%; font-size: 11px } .chart text { fill: var(--quiet) }
-.chart .rule { stroke: var(--line) } .chart polyline { fill: none; stroke-width: 1.6; stroke-linejoin: round }
-.chart .minor { stroke: var(--quiet); opacity: .75 } .chart .major { stroke: var(--accent) }
-.chart text.minor { stroke: none } .chart text.major { stroke: none; fill: var(--accent) }
 table { align-self: start; width: 100%; border-collapse: collapse; font-size: .85rem } tr { break-inside: avoid }
 th { color: var(--quiet); font-weight: 400; text-align: right } td { text-align: right }
 th, td { padding: .22rem 0 .22rem .9rem; border-bottom: 1px solid var(--line) }
@@ -49,14 +46,6 @@ footer { margin-top: 3.5rem; padding-top: .8rem; border-top: 1px solid var(--lin
   font-size: .8rem; overflow-wrap: anywhere } footer p { max-width: none }
 """
 )
-
-
-class Curve(NamedTuple):
-    """Points of (step, value) under a name; `kind` is "major" or "minor"."""
-
-    name: str
-    kind: str
-    points: list[tuple[float, float]]
 
 
 def write_report(
@@ -81,7 +70,7 @@ def write_report(
         _looks_section(looks),
         _footer(evaluation),
     ]
-    write_file(path, document(title, _STYLE, "\n".join(filter(None, body))).encode())
+    write_file(path, document(title, STYLE, "\n".join(filter(None, body))).encode())
 
 
 def _headline(evaluation: Evaluation) -> str:
@@ -102,93 +91,31 @@ def _headline(evaluation: Evaluation) -> str:
 
 def _curves(metrics: Path | None) -> str:
     """How the run went, if its metrics are there."""
-    lines = _read_metrics(metrics)
-    training = Curve("training", "minor", _points(lines, "loss"))
-    validation = Curve("validation", "major", _points(lines, "valid_loss"))
-    exact = Curve("validation", "major", _points(lines, "valid_exact"))
-    drawn = [_chart("Loss", [training, validation]), _chart("Exact match, %", [exact])]
+    lines = read_metrics(metrics)
+    training = Curve("training", "minor", points(lines, "loss"))
+    validation = Curve("validation", "major", points(lines, "valid_loss"))
+    exact = Curve("validation", "major", points(lines, "valid_exact"))
+    drawn = [chart.chart("Loss", [training, validation]), chart.chart("Exact match, %", [exact])]
     return f'<h2>Learning</h2><div class="side">{"".join(drawn)}</div>' if any(drawn) else ""
-
-
-def _read_metrics(path: Path | None) -> list[dict[str, object]]:
-    """The objects of a metrics.jsonl; a line that is not one (cut off by a kill, say) is passed over."""
-    if path is None or not path.is_file():
-        return []
-    found = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            value = json.loads(line, parse_int=float)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
-
-
-def _points(lines: list[dict[str, object]], name: str) -> list[tuple[float, float]]:
-    """(step, value) of every line that has both as finite numbers, in order, thinned out to a few hundred."""
-    points = {}
-    for line in lines:
-        step, value = line.get("step"), line.get(name)
-        if isinstance(step, float) and isinstance(value, float) and math.isfinite(step + value):
-            points[step] = value
-    ordered = sorted(points.items())
-    stride = math.ceil(len(ordered) / _POINTS) or 1
-    return ordered[::stride]
-
-
-def _chart(title: str, curves: list[Curve]) -> str:
-    """Curves over steps as an SVG, from zero up; nothing if no curve has two points."""
-    curves = [curve for curve in curves if len(curve.points) > 1]
-    if not curves:
-        return ""
-    left, top, right, bottom = 44, 34, _WIDTH - 12, _HEIGHT - 26
-    last = max(1.0, *(curve.points[-1][0] for curve in curves))
-    rows = _ticks(max(value for curve in curves for _, value in curve.points))
-
-    def across(step: float) -> float:
-        return left + (right - left) * step / last
-
-    def down(value: float) -> float:
-        return bottom - (bottom - top) * max(0.0, value) / rows[-1]
-
-    parts = [f'<text x="0" y="12">{title}</text>']
-    for value in rows:
-        parts.append(f'<path class="rule" d="M{left} {down(value):.1f}H{right}"/>')
-        parts.append(f'<text x="{left - 8}" y="{down(value):.1f}" dy=".35em" text-anchor="end">{value:g}</text>')
-    for step in (tick for tick in _ticks(last) if tick <= last):
-        parts.append(f'<text x="{across(step):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{step:,.9g}</text>')
-    for place, curve in enumerate(curves):
-        line = " ".join(f"{across(step):.1f},{down(value):.1f}" for step, value in curve.points)
-        parts.append(f'<polyline class="{curve.kind}" points="{line}"/>')
-        parts.append(
-            f'<text class="{curve.kind}" x="{right - 70 * place}" y="12" text-anchor="end">{curve.name}</text>'
-        )
-    return (
-        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}"><title>{title}</title>{"".join(parts)}</svg>'
-    )
-
-
-def _ticks(highest: float) -> list[float]:
-    """Round numbers from zero to the first that is not below the highest: 0, 500, 1000, 1500 for 1200."""
-    highest = highest if highest > 0 else 1.0
-    power = 10.0 ** math.floor(math.log10(highest / 4))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= highest / 4)
-    return [step * count for count in range(math.ceil(highest / step) + 1)]
 
 
 def _rows_section(title: str, note: str, rows: Sequence[Row]) -> str:
     """A table of rows, or two of half of them each where there are many."""
     if not rows:
         return ""
-    share = len(rows) if len(rows) <= _ROWS_A_TABLE else -(-len(rows) // 2)
-    drawn = "".join(_table(rows[start : start + share]) for start in range(0, len(rows), share))
+    drawn = "".join(map(_table, halves(rows)))
     note = f"<small>{note}</small>" if note else ""
     return f'<h2>{escaped(title)}{note}</h2><div class="side">{drawn}</div>'
 
 
+def halves(rows: Sequence[Row]) -> list[Sequence[Row]]:
+    """All rows, or, of many, the first and the second half, to stand side by side."""
+    share = len(rows) if len(rows) <= _ROWS_A_TABLE else -(-len(rows) // 2)
+    return [rows[start : start + share] for start in range(0, len(rows), share)]
+
+
 def _order(rows: Sequence[Row]) -> str:
-    return "" if all(row.name.isdecimal() for row in rows) else "worst first"
+    return "" if is_numbered([row.name for row in rows]) else "worst first"
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -228,11 +155,25 @@ def _samples_section(evaluation: Evaluation, samples: int) -> str:
 def _sample(source: str, said: str, reference: str) -> str:
     lines = f'<span class="quiet"><bdi>{escaped(source)}</bdi></span><bdi>{escaped(said)}</bdi>'
     if said == reference:
-        return f'<li><span class="mark" role="img" aria-label="right">✓</span>{lines}</li>'
+        return f"<li>{mark(right=True)}{lines}</li>"
     return (
-        f'<li class="wrong"><span class="mark" role="img" aria-label="wrong">✗</span>{lines}'
+        f'<li class="wrong">{mark(right=False)}{lines}'
         f'<span class="quiet">should be <bdi>{escaped(reference)}</bdi></span></li>'
     )
+
+
+def mark(*, right: bool) -> str:
+    """A sign for a right or wrong answer, with a word for those who do not see it."""
+    sign, word = ("✓", "right") if right else ("✗", "wrong")
+    return f'<span class="mark" role="img" aria-label="{word}">{sign}</span>'
+
+
+def telling(sources: Sequence[str]) -> list[int]:
+    """Where a short, a middling and a long source stand, to be looked at."""
+    places = {source: place for place, source in reversed(list(enumerate(sources)))}
+    ordered = sorted(places, key=len)
+    chosen = [places[ordered[len(ordered) * part // 8]] for part in (2, 5, 7)] if ordered else []
+    return list(dict.fromkeys(chosen))
 
 
 def _looks_section(looks: Sequence[tuple[str, Seen]]) -> str:
@@ -246,11 +187,12 @@ def _footer(evaluation: Evaluation) -> str:
     """What the numbers rest on."""
     found = evaluation.quality
     dropped = [f"no loss for {count:,} lines: {reason}" for reason, count in evaluation.dropped.items()]
+    signatures = [f"BLEU {found.bleu_signature}", f"chrF {found.chrf_signature}"] if found else []
+    return footer([f"{evaluation.tokens:,} tokens predicted, {evaluation.seconds:.1f} s", *dropped, *signatures])
+
+
+def footer(lines: Sequence[str]) -> str:
+    """What numbers rest on; the first line also says on which machine they were found, and with what."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
-    versions = f"regard {__version__}, torch {torch.__version__}"
-    lines = [
-        f"{evaluation.tokens:,} tokens predicted, {evaluation.seconds:.1f} s; {machine}; {versions}",
-        *dropped,
-        *([f"BLEU {found.bleu_signature}", f"chrF {found.chrf_signature}"] if found else []),
-    ]
-    return f"<footer>{''.join(f'<p>{escaped(line)}</p>' for line in lines)}</footer>"
+    first = f"{lines[0]}; {machine}; regard {__version__}, torch {torch.__version__}"
+    return f"<footer>{''.join(f'<p>{escaped(line)}</p>' for line in (first, *lines[1:]))}</footer>"

@@ -6,14 +6,18 @@ import ctypes
 import os
 import resource
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import torch
 
 # What torch's allocators for processors say, and C++ itself.
 _SAID = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+
+# Of glibc: what settings are called, and the least and greatest size from which a freed block is the system's again.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGE, _LARGEST = 128 << 10, 32 << 20
 
 
 def ran_out(error: BaseException) -> bool:
@@ -35,10 +39,12 @@ def available(device: torch.device) -> int:
     return max(0, min(rooms))
 
 
-def peak(work: Callable[[], object], device: torch.device) -> int:
+def peak(work: Callable[[], object], device: torch.device, *, steady: bool = True) -> int:
     """Do some work; -> the most bytes held during it, beyond what was held before.
 
     For a processor that is what Linux counts as resident; other systems tell only the highest of the process' life.
+    When steady, what the C library keeps of freed blocks is not counted, since that depends on all that went before;
+    giving every block back makes the work slower, though.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -50,7 +56,8 @@ def peak(work: Callable[[], object], device: torch.device) -> int:
     try:
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         before = _own("VmRSS")
-        work()
+        with _nothing_kept() if steady else nullcontext():
+            work()
         return max(0, _own("VmHWM") - before)
     except OSError:
         before = _highest()
@@ -62,6 +69,22 @@ def _give_back() -> None:
     """Let the C library return what it keeps of freed memory, else work that uses it again seems to need none."""
     with suppress(AttributeError, OSError):  # where it is another library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def _nothing_kept() -> Iterator[None]:
+    """Have the C library return every large block when it is freed; afterwards it keeps them again, which is faster."""
+    _keep_blocks_below(_LARGE)
+    try:
+        yield
+    finally:
+        _keep_blocks_below(_LARGEST)
+
+
+def _keep_blocks_below(size: int) -> None:
+    with suppress(AttributeError, OSError):
+        for name, value in ((_MMAP_THRESHOLD, size), (_TRIM_THRESHOLD, 2 * size)):
+            ctypes.CDLL(None).mallopt(name, value)
 
 
 def _machine() -> int:

@@ -219,6 +219,9 @@ class InverseSquareRoot:
     warmup: int = 4000
     aims: ClassVar[bool] = False  # whether the rate of a step depends on how many there will be
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup)
+
     def factor(self, step: int, steps: int) -> float:
         """What the rate is multiplied by at a step, counted from 1."""
         warmup = max(1, self.warmup)
@@ -232,6 +235,9 @@ class Cosine:
     warmup: int = 0
     floor: float = 0.0
     aims: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
         """What the rate is multiplied by at a step, counted from 1."""
@@ -248,6 +254,9 @@ class Linear:
     floor: float = 0.0
     aims: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup)
+
     def factor(self, step: int, steps: int) -> float:
         """What the rate is multiplied by at a step, counted from 1."""
         if step <= self.warmup:
@@ -262,12 +271,20 @@ class Constant:
     warmup: int = 0
     aims: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        _check_warmup(self.warmup)
+
     def factor(self, step: int, steps: int) -> float:
         """What the rate is multiplied by at a step, counted from 1."""
         return min(1.0, step / self.warmup) if self.warmup else 1.0
 
 
 Schedule = InverseSquareRoot | Cosine | Linear | Constant
+
+
+def _check_warmup(warmup: int) -> None:
+    if warmup < 0:
+        raise InputError(f"warmup must be 0 or more, got {warmup} (train.schedule.warmup).")
 
 
 def _done(step: int, warmup: int, steps: int) -> float:

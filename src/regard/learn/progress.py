@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from typing import Protocol
 
@@ -44,10 +45,28 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """Plain lines on standard output, for pipes and log files: one a validation."""
+    """Plain lines on standard output, for pipes and log files: validations, a step now and then, the last step."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        self.every = every  # seconds at least between two lines of steps
+        self.first = self.steps = 0
+        self.began = self.said = 0.0
+
+    def begin(self, step: int, steps: int) -> None:
+        self.first, self.steps = step, steps
+        self.began = self.said = time.monotonic()
 
     def note(self, text: str) -> None:
         _say(text)
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        now = time.monotonic()
+        if number < self.steps and now < self.said + self.every:
+            return
+        self.said = now
+        left = (self.steps - number) * (now - self.began) / (number - self.first)
+        speed = f"{tokens_per_second:,.0f} tokens/s" + (f", about {span(left)} left" if left >= 1 else "")
+        _say(f"step {number:,} of {self.steps:,}: training loss {step.loss:.4g}, {speed}")
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
         _say(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
@@ -107,6 +126,22 @@ def short(text: str, longest: int = 60) -> str:
 def summary(validation: Validation) -> str:
     """The numbers of a validation in one line."""
     return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in validation.numbers.items())
+
+
+def span(seconds: float) -> str:
+    """A time as people say it: in seconds, minutes, hours or days."""
+    if seconds < 1:
+        return "less than a second"
+    for unit, size, most in (("second", 1, 120), ("minute", 60, 120), ("hour", 3600, 48)):
+        if round(seconds / size) < most:
+            return _count(seconds / size, unit)
+    return _count(seconds / 86400, "day")
+
+
+def _count(value: float, unit: str) -> str:
+    """So many of a unit, with a fraction only where it matters: 1 second, 2.5 hours, 31 hours."""
+    said = f"{value:.1f}".removesuffix(".0") if value < 10 and unit != "second" else f"{value:.0f}"
+    return f"{said} {unit}{'' if said == '1' else 's'}"
 
 
 def watcher() -> Watcher:

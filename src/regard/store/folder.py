@@ -67,10 +67,15 @@ def write_description(
         "model": to_plain(network.description),
     }
     write_file(folder / "config.json", json_bytes(config))
-    write_file(folder / "generation_config.json", json_bytes(dict(generation)))
+    write_generation(folder, generation)
     write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
     if tokenizers[1] is not None:
         write_file(folder / "target_tokenizer.json", tokenizers[1].to_json().encode())
+
+
+def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
+    """How the model speaks."""
+    write_file(folder / "generation_config.json", json_bytes(dict(generation)))
 
 
 def write_weights(folder: Path, tensors: Mapping[str, Tensor], reached: Callable[[str], None] = unwatched) -> None:
@@ -144,11 +149,12 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
 
 
 def _generation(path: Path) -> dict[str, Any]:
-    """How the model speaks; what we read of it must be numbers."""
+    """How the model speaks; what we read of it must be what it should be."""
     if not path.exists():
         return {}
     found = read_json(path)
-    for name, kind in (("num_beams", int), ("length_penalty", float)):
+    kinds: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
+    for name, kind in kinds.items():
         try:
             found[name] = from_plain(kind, found[name], where=str(path)) if name in found else None
         except InputError as error:

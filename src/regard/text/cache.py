@@ -8,7 +8,9 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +20,9 @@ from numpy.typing import NDArray
 
 from regard import catalogue
 
-_FORMAT = 2  # raised when what tables hold changes
+_FORMAT = 3  # raised when what tables hold changes
+_PART = ".part-"  # what the name of an unfinished table begins with
+_DAY = 86_400.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +95,8 @@ class Cache:
         beside = None
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            beside = Path(tempfile.mkdtemp(prefix=".part-", dir=folder.parent))
+            _sweep(folder.parent)
+            beside = Path(tempfile.mkdtemp(prefix=_PART, dir=folder.parent))
             columns = Columns(beside)
             try:
                 columns.finish(make(columns))
@@ -105,6 +110,14 @@ class Cache:
         finally:
             if beside is not None:
                 shutil.rmtree(beside, ignore_errors=True)
+
+
+def _sweep(root: Path) -> None:
+    """Remove what processes that were killed left unfinished, once nobody has touched it for a day."""
+    for part in root.glob(f"{_PART}*"):
+        with suppress(OSError):  # another process may sweep too
+            if max(path.stat().st_mtime for path in (part, *part.iterdir())) < time.time() - _DAY:
+                shutil.rmtree(part)
 
 
 def _settled(beside: Path, folder: Path) -> Table:

@@ -24,6 +24,7 @@ from regard.text.texts import CONTROLS, Bounds
 
 Documents = Literal["file", "line", "paragraph"]
 
+STANDARD_INPUT = "standard input"
 LONGEST_LINE = 1_000_000
 _BLOCK = 1 << 20
 _IS_CONTROL = np.array([code in CONTROLS for code in range(256)])
@@ -68,7 +69,7 @@ def blocks(path: Path) -> Iterator[bytes]:
         start = raw.read(2)
         zipped = path.suffix == ".gz"
         if not zipped:
-            _refuse_foreign(path, start)
+            refuse_foreign(path, start)
         raw.seek(0)
         file: BinaryIO = gzip.open(raw) if zipped else raw  # type: ignore[assignment]  # noqa: SIM115
         try:
@@ -207,8 +208,8 @@ def read_text(path: str | Path) -> str:
 
 
 def quoted(path: str | Path) -> str:
-    """A path as a shell needs it."""
-    return shlex.quote(str(path))
+    """A path as a shell needs it; what came in through a pipe has no name."""
+    return "FILE" if path == STANDARD_INPUT else shlex.quote(str(path))
 
 
 def missing(path: Path) -> InputError:
@@ -234,7 +235,8 @@ def _refused(path: Path) -> Iterator[None]:
         raise catalogue.UNREADABLE(path=path, why=error.strerror or error) from None
 
 
-def _refuse_foreign(path: Path, start: bytes) -> None:
+def refuse_foreign(path: str | Path, start: bytes) -> None:
+    """Say what a file is that is no UTF-8 text, where its first two bytes show it."""
     if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         raise catalogue.UTF16(path=path, mark=start.hex(" ").upper(), quoted=quoted(path))
     if start == b"\x1f\x8b":

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, count
+from types import MappingProxyType
 
 import tokenizers
-from tokenizers import decoders
+from tokenizers import decoders, models
 
 from regard import catalogue
 from regard.errors import InputError
+from regard.text.words import Span
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
 PAD, BEGIN, END, UNKNOWN, MASK = range(5)
@@ -22,6 +26,18 @@ _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _SEEN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _UNSEEN = tuple(byte for byte in range(0x100) if byte not in _SEEN)
 BYTES = {chr(byte): byte for byte in _SEEN} | {chr(0x100 + place): byte for place, byte in enumerate(_UNSEEN)}
+
+
+_NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A text's tokens, where in it each stands, and which of them an unknown token would stand for together."""
+
+    ids: list[int]
+    spans: list[Span]
+    units: list[int]
 
 
 class Tokenizer:
@@ -36,6 +52,8 @@ class Tokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
+        # With these an unknown token is a whole word; with the others, a character.
+        self._knows_words = isinstance(tokenizer.model, (models.WordLevel, models.WordPiece))
         added = tokenizer.get_added_tokens_decoder()
         self._specials = {token.content: number for number, token in added.items() if token.special}
         self._forbidden = {number for text, number in self._specials.items() if text not in ("<unk>", "[UNK]")}
@@ -72,16 +90,29 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Each text as `encode` has it, several at a time."""
-        try:
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        except TypeError:
-            _refuse_surrogates(texts)
-            raise
-        rows: list[list[int]] = [encoding.ids for encoding in encodings]
+        rows: list[list[int]] = [encoding.ids for encoding in self._encodings(texts)]
         for place, ids in enumerate(rows):
             if not self._forbidden.isdisjoint(ids):
-                rows[place] = self._encode_apart(texts[place])
+                parts = self._encodings(self._parts(texts[place]))
+                rows[place] = [number for encoding in parts for number in encoding.ids]
         return rows
+
+    def encode_in_place(self, text: str) -> Encoded:
+        """Text to tokens as `encode` has them, with their places in it."""
+        parts = [text]
+        encodings = self._encodings(parts, placed=True)
+        if not self._forbidden.isdisjoint(encodings[0].ids):
+            parts = self._parts(text)
+            encodings = self._encodings(parts, placed=True)
+        ids, spans, units = [], [], []
+        starts, single = accumulate(map(len, parts), initial=0), count()
+        for start, encoding in zip(starts, encodings):
+            for number, (first, last), word in zip(encoding.ids, encoding.offsets, encoding.word_ids):
+                ids.append(number)
+                spans.append((start + first, start + last))
+                # A part has no more words than characters, so none of its words shares a number with another part's.
+                units.append(start + (word or 0) if self._knows_words else next(single))
+        return Encoded(ids, spans, units)
 
     def words(self, text: str) -> list[str]:
         """A text cut into what is encoded word by word, in the tokenizer's own characters."""
@@ -92,6 +123,39 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Tokens to text, special ones left out."""
         return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
+
+    def decode_in_place(self, ids: Sequence[int], instead: Mapping[int, str] = _NOTHING) -> tuple[str, list[Span]]:
+        """Tokens to text, and where in it each stands; `instead` writes tokens at some places another way.
+
+        The parts of a character share its place; a special token has none.
+        """
+        written = [(place, instead.get(place, self._tokenizer.id_to_token(int(n)))) for place, n in enumerate(ids)]
+        hidden = {*self._specials, None}
+        places = [place for place, token in written if place in instead or token not in hidden]
+        tokens = [str(written[place][1]) for place in places]
+        spans: list[Span] = [(0, 0)] * len(ids)
+        length = begun = done = 0
+        for end in range(1, len(tokens) + 1):
+            # What a token adds shows behind the one before it: at a text's start, some are written without their space.
+            known, grown = self._joined(tokens[begun:done]), self._joined(tokens[begun:end])
+            if end < len(tokens) and (len(grown) <= len(known) or grown.endswith("\ufffd")):
+                continue
+            for place in places[done:end]:
+                spans[place] = length, length + len(grown) - len(known)
+            length += len(grown) - len(known)
+            begun, done = done, end
+        return self._joined(tokens), spans
+
+    def unknowns(self, ids: Sequence[int]) -> list[int]:
+        """The places of unknown tokens; none in a vocabulary without one."""
+        known = {self._specials.get("<unk>"), self._specials.get("[UNK]")}
+        return [place for place, number in enumerate(ids) if number in known]
+
+    def spell(self, text: str, *, apart: bool) -> str:
+        """What a token would be that reads as this text, `apart` from a word before it."""
+        if not self._knows_words:
+            return text
+        return "".join(self.words(f"a {text.strip()}")[1:] if apart else self.words(text.strip()))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """What to write under each token in a picture; a space is shown as ▁, half a character as its bytes."""
@@ -126,12 +190,23 @@ class Tokenizer:
                 return self._specials[spelling]
         raise InputError(f"the tokenizer has no {spellings[0]} token (text.tokenizer). Add it as a special token.")
 
-    def _encode_apart(self, text: str) -> list[int]:
-        """A text whose model would take some of it for a special token, encoded in parts that cut that one open."""
+    def _encodings(self, texts: Sequence[str], *, placed: bool = False) -> list[tokenizers.Encoding]:
+        encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
+        try:
+            return list(encode(list(texts), add_special_tokens=False))
+        except TypeError:
+            _refuse_surrogates(texts)
+            raise
+
+    def _parts(self, text: str) -> list[str]:
+        """A text whose model would take some of it for a special token, in parts that cut that one open."""
         inside = (f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in self._specials)
-        parts = [part for part in re.split("|".join(inside), text) if part]
-        encodings = self._tokenizer.encode_batch_fast(parts, add_special_tokens=False)
-        return [number for encoding in encodings for number in encoding.ids]
+        return [part for part in re.split("|".join(inside), text) if part]
+
+    def _joined(self, tokens: list[str]) -> str:
+        """Tokens in the tokenizer's own characters as text."""
+        decoder = self._tokenizer.decoder
+        return " ".join(tokens) if decoder is None else str(decoder.decode(tokens))
 
     def _token_text(self, number: int) -> str:
         token = self._tokenizer.id_to_token(number)
