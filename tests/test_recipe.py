@@ -13,7 +13,7 @@ from regard.learn.optimizer import AdamW, Cosine, InverseSquareRoot
 from regard.models import zoo
 from regard.parts.join import PreNorm
 from regard.parts.score import ReducedRank
-from regard.recipe import parse_recipe, read_recipe
+from regard.recipe import describe_model, parse_recipe, read_recipe, zoo_functions
 from regard.recipes import builtin_recipes
 from regard.run import difference
 from regard.text.problem import Translation
@@ -152,3 +152,20 @@ def test_the_first_difference_is_found_by_its_path():
     assert difference({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, "x") == ("x.a.b[1]", 2, 3)
     assert difference({"a": 1}, {"a": 1}, "x") is None
     assert difference({"a": 1, "c": 2}, {"a": 1}, "x") == ("x.c", 2, None)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"name": "transformer", "width": 10, "heads": 3, "dropout": 0}, "heads"),
+        ({"name": "bahdanau", "width": 15, "dropout": 0}, "even width"),
+    ],
+)
+def test_a_setting_that_is_right_is_not_blamed(table: dict[str, object], said: str):
+    with pytest.raises(InputError, match=said) as found:
+        describe_model(table, where="model")
+    assert "model.dropout" not in str(found.value)
+
+
+def test_only_models_are_offered_as_models():
+    assert set(zoo_functions()) == {"seq2seq", "bahdanau", "luong", "transformer", "gpt2"}

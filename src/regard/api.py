@@ -119,6 +119,12 @@ class LoadedModel:
                                   "(generation_config.json: alignment_heads). Copy the file again.")  # fmt: skip
         return Aligner(self.network, (self.tokenizer, self.target_tokenizer), chosen)
 
+    @property
+    def aligners(self) -> tuple[Head, ...]:
+        """The heads chosen to align, as layer and head; none where nothing was chosen or there is none."""
+        known = self.generation.get("alignment_heads") and cross_heads(self.network)
+        return tuple((layer, head) for layer, head in self.aligner.heads) if known else ()
+
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
         """Of each pair, which words belong together: (source word, target word), counted from 0."""
         _require_pairs("align", sources, targets)
@@ -131,8 +137,9 @@ class LoadedModel:
         _require_pairs("choose_aligner", sources, targets)
         if gold is not None and len(gold) != len(sources):
             raise InputError(f"{len(sources):,} pairs and {len(gold):,} alignments: give one alignment a pair.")
-        _ = self.aligner
-        heads = choose_heads(self.network, (self.tokenizer, self.target_tokenizer), sources, targets, gold)
+        self.generation.pop("alignment_heads", None)
+        aligner = self.aligner
+        heads = choose_heads(aligner.network, aligner.tokenizers, sources, targets, gold)
         self.generation["alignment_heads"] = heads
         return heads
 
@@ -180,7 +187,7 @@ class LoadedModel:
         """What every layer and head attends to while reading `text` and saying `target` (or its own words)."""
         if self.network.encoder is not None and target is None:
             target = self.translate(text)
-        return trace(self.network, self.tokenizer, self.target_tokenizer, text, target)
+        return trace(self.network, self.tokenizer, self.target_tokenizer, text, target, self.aligners)
 
     def _require(self, *, encoder: bool, verb: str) -> None:
         if (self.network.encoder is not None) != encoder:

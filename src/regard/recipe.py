@@ -160,11 +160,11 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
     with torch.device("meta"):
         try:
             description.build(8)  # what cannot be built is found before any text is read
-        except (InputError, RuntimeError, ValueError, ArithmeticError) as error:
+        except InputError as error:
+            raise InputError(placed(str(error), where)) from None
+        except (RuntimeError, ValueError, ArithmeticError) as error:
             for key, value in _below_one(arguments, where):
                 raise InputError(f"{value} is too small ({key}). Use 1 or more.") from None
-            if isinstance(error, InputError):
-                raise InputError(placed(str(error), where)) from None
             raise InputError(f"these settings make no model: {str(error).splitlines()[0]} ({where}).") from None
     return description
 
@@ -183,7 +183,7 @@ def zoo_functions() -> dict[str, Callable[..., Model]]:
     return {
         name: function
         for name, function in vars(zoo).items()
-        if inspect.isfunction(function) and function.__module__ == zoo.__name__
+        if inspect.isfunction(function) and function.__module__ == zoo.__name__ and not name.startswith("_")
     }
 
 

@@ -16,7 +16,7 @@ from regard import catalogue
 from regard.api import LoadedModel, load
 from regard.decode.generate import require_room
 from regard.decode.look import cross_heads
-from regard.describe import to_plain, to_toml
+from regard.describe import from_plain, to_plain, to_toml
 from regard.errors import InputError
 from regard.learn.guard import only_one
 from regard.learn.loop import Job, Run, checkpoints
@@ -25,7 +25,7 @@ from regard.learn.probe import fitting
 from regard.learn.progress import Quiet, Watcher
 from regard.learn.settings import FREE
 from regard.models.device import choose_device
-from regard.models.model import Network
+from regard.models.model import Model, Network
 from regard.recipe import Recipe, read_recipe
 from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, newest_step
@@ -276,6 +276,7 @@ def compare(
         what = f"text.{name}" if corpus is None else ", ".join(corpus.names)
         raise catalogue.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
     then = {**then, "text": {**then["text"], **{name: now["text"][name] for name in corpora}}}
+    then["model"] = _filled(then.get("model"))
     for key in ("text", "model", "train"):
         place = difference(then.get(key), now[key], key)
         if place is not None:
@@ -285,6 +286,14 @@ def compare(
         old, new = (_machine(where.get("machine", {})) for where in (then, now))
         watcher.note(catalogue.OTHER_MACHINE(old=old, new=new))
     return changed
+
+
+def _filled(model: Any) -> Any:
+    """A description as it would be written today: parts that did not exist yet are what they are when not said."""
+    try:
+        return to_plain(from_plain(Model, model, where="model"))
+    except (InputError, TypeError):
+        return model
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

@@ -399,3 +399,10 @@ def test_the_command_line_compares_and_refuses(translators: tuple[list[Path], Co
 
 def test_help_needs_no_torch_and_gives_an_example():
     assert "Example: regard compare" in without_torch("compare", "--help")
+
+
+def test_names_that_look_alike_are_numbered(tmp_path: Path):
+    folders = [tmp_path / "a\x01", tmp_path / "a\x02", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    assert distinct_names(folders) == ["a\N{REPLACEMENT CHARACTER} (1)", "a\N{REPLACEMENT CHARACTER} (2)", "b"]

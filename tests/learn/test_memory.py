@@ -242,3 +242,15 @@ def test_a_batch_is_a_number_or_fit():
         read_recipe("dates", ["train.batch_tokens=fits"])
     with pytest.raises(InputError, match="batch_tokens must be 1 or more"):
         Training(batch_tokens=0)
+
+
+def test_work_that_fails_is_not_done_again():
+    done = []
+
+    def fails() -> None:
+        done.append(1)
+        raise FileNotFoundError("gone")
+
+    with pytest.raises(FileNotFoundError):
+        peak(fails, torch.device("cpu"))
+    assert done == [1]

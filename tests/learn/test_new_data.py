@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from regard.describe import to_plain
 from regard.errors import CannotResume
-from regard.run import train
+from regard.models import zoo
+from regard.run import _filled, train
 from regard.store.checkpoint import newest_checkpoint
 from tests.learn.runs import write_recipe
 
@@ -59,3 +62,12 @@ def test_other_validation_text_forgets_what_was_best(tmp_path: Path):
     found = newest_checkpoint(out / "checkpoints", pytest.fail)
     assert found is not None
     assert found.state()["best"]["step"] == 10
+
+
+def test_a_run_goes_on_when_a_part_has_got_a_new_slot():
+    now = to_plain(zoo.transformer(16, 1, 2))
+    then = json.loads(json.dumps(now))
+    del then["decoder"]["layers"][0][1]["see"]
+    assert _filled(then) == now
+    then["decoder"]["layers"][0][1]["heads"] = 4
+    assert _filled(then) != now

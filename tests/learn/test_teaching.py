@@ -111,3 +111,11 @@ def test_what_cannot_be_sampled_is_refused():
     for wrong in (lambda: Linear(0), lambda: Linear(most=1.5), lambda: Exponential(0.0), lambda: InverseSigmoid(0.5)):
         with pytest.raises(InputError):
             wrong()
+
+
+def test_a_failure_does_not_leave_the_network_as_if_it_were_not_learning():
+    network, given = build("luong").train(), inputs()
+    given["source_ids"] = given["source_ids"] + VOCABULARY
+    with pytest.raises(IndexError):
+        own_words(network, given, 1.0)
+    assert network.training

@@ -178,3 +178,24 @@ def test_the_papers_sizes_are_the_defaults():
     recurrent = 8 * (4 * 1000 * 2000 + 2 * 4000)
     assert counted == 160_000 * 1000 + 80_000 * 1000 + 80_000 * 1001 + recurrent
     assert round(recurrent / 1e6) == 64
+
+
+@pytest.mark.parametrize("feeding", [True, False])
+@pytest.mark.parametrize("see", [Everything(), LocalM(2), LocalP(2)])
+@pytest.mark.parametrize("cell", [RNN(), GRU(), LSTM()])
+@pytest.mark.parametrize("reads", ["backward", "both"])
+def test_half_precision_reads_what_full_precision_does(cell: RNN | GRU | LSTM, see: object, reads: str, feeding: bool):
+    torch.manual_seed(0)
+    network = zoo.luong(8, 2, cell=cell, see=see, reads=reads, feeding=feeding, dropout=0.0).build(20)
+    inputs = {
+        "ids": torch.randint(0, 20, (3, 5)),
+        "source_ids": torch.randint(0, 20, (3, 7)),
+        "source_padding": PADDING,
+    }
+    targets = torch.randint(0, 20, (3, 5))
+    whole = network.loss(inputs, targets)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = network.loss(inputs, targets)
+    half.backward()
+    assert half.item() == pytest.approx(whole.item(), rel=0.02)
+    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in network.parameters())

@@ -167,3 +167,9 @@ def test_the_style_is_allowed_by_its_hash():
     style = re.search("<style>(.*?)</style>", text, re.DOTALL).group(1)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     assert f"style-src 'sha256-{digest}'" in Elements(text).policy
+
+
+def test_a_model_without_attention_says_so():
+    text = page(["a"], ["b"], {})
+    assert "This model has no attention" in text
+    assert "<svg" not in text

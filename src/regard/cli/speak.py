@@ -164,4 +164,7 @@ def show(
     """
     seen = load_model(model, device, threads).look(text, target)
     seen.save(out)
-    typer.echo(f"{out} shows {len(seen.weights)} attention layers.")
+    layers = len(seen.weights)
+    typer.echo(
+        f"{out} shows {layers} attention layers." if layers else f"{out} shows only text: this model has no attention."
+    )

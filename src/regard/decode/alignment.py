@@ -114,7 +114,7 @@ class Aligner:
         target, written = self.tokenizers[1], dict[int, str]()
         for place in target.unknowns(ids):
             shares = _summed(weights[place, :, None], read.units).flatten()
-            if place < start or not shares.numel():
+            if place < start or not shares.any():
                 continue
             spans = [span for span, unit in zip(read.spans, read.units) if unit == int(shares.argmax())]
             first, last = spans[0][0], spans[-1][1]

@@ -98,7 +98,7 @@ def chart(title: str, curves: Sequence[Curve], buckets: Sequence[str] = ()) -> s
 
 def ticks(highest: float) -> list[float]:
     """Round numbers from zero to the first that is not below the highest: 0, 500, 1000, 1500 for 1200."""
-    highest = highest if highest > 0 else 1.0
+    highest = round(highest, 9) if highest > 0 else 1.0  # a perfect BLEU is a little more than a hundred
     power = 10.0 ** math.floor(math.log10(highest / 4))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= highest / 4)
     return [step * count for count in range(math.ceil(highest / step) + 1)]

@@ -13,7 +13,7 @@ from statistics import median
 import numpy as np
 
 from regard.api import load
-from regard.errors import InputError, suggest
+from regard.errors import DamagedFile, InputError, suggest
 from regard.judge.alone import Measured, Progress, Task, measure_alone
 from regard.judge.chart import Line, draw, panel
 from regard.judge.comparison import TRANSLATING, Comparison, Contender
@@ -95,9 +95,8 @@ def distinct_names(folders: Sequence[str | Path]) -> list[str]:
     parts = [1] * len(paths)
     while len(set(names := ["/".join(path.parts[-count:]) for path, count in zip(paths, parts)])) < len(names):
         parts = [count + (names.count(name) > 1) for name, count in zip(names, parts)]
-    return [
-        "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name) for name in names
-    ]
+    shown = ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name) for name in names]
+    return [name if shown.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(shown, 1)]
 
 
 @dataclass(frozen=True)
@@ -137,6 +136,10 @@ def _parameters(folders: Sequence[str | Path], names: Sequence[str], corpus: Cor
     found, translate = [], []
     for folder, name in zip(folders, names):
         model = load(folder, device="cpu")
+        try:
+            _ = model.aligners
+        except DamagedFile as error:
+            raise DamagedFile(f"{folder}: {error}") from None
         found.append(sum(weight.numel() for weight in model.network.parameters()))
         translate.append(model.network.encoder is not None)
         if translate[-1] != translate[0]:

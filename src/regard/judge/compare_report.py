@@ -143,13 +143,13 @@ def _answer(said: str, reference: str) -> str:
 def _looks(comparison: Comparison, looks: Sequence[Look]) -> str:
     """The alignments of all models for the same lines, side by side."""
     drawn = "".join(_look(comparison.models, look) for look in looks)
-    note = "a row is a token of the reference, a column one that is looked at; the mean of all layers and heads"
+    note = "a row is a token of the reference, a column one that is looked at, by the heads that align best"
     return f"<h2>Attention<small>{note}</small></h2>{drawn}" if drawn else ""
 
 
 def _look(models: Sequence[Contender], look: Look) -> str:
     figures = "".join(
-        overview(seen.source_tokens, seen.target_tokens, seen.weights, title=name)
+        overview(seen.source_tokens, seen.target_tokens, seen.telling, title=name)
         or f'<figure class="wide"><figcaption>{escaped(name)}</figcaption><p class="quiet">{_NO_ATTENTION}</p></figure>'
         for name, seen in zip((short(model.name, 28) for model in models), look.seen)
     )

@@ -178,8 +178,8 @@ def telling(sources: Sequence[str]) -> list[int]:
 
 def _looks_section(looks: Sequence[tuple[str, Seen]]) -> str:
     """A map for each text that was looked at, if the model attends at all."""
-    drawn = [overview(seen.source_tokens, seen.target_tokens, seen.weights, title=caption) for caption, seen in looks]
-    note = "a row is a token that is said, a column one that is looked at; the mean of all layers and heads"
+    drawn = [overview(seen.source_tokens, seen.target_tokens, seen.telling, title=caption) for caption, seen in looks]
+    note = "a row is a token that is said, a column one that is looked at, by the heads that align best"
     return f"<h2>Attention<small>{note}</small></h2>{''.join(drawn)}" if any(drawn) else ""
 
 

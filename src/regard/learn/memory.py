@@ -55,14 +55,12 @@ def peak(work: Callable[[], object], device: torch.device, *, steady: bool = Tru
     _give_back()
     try:
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        before = _own("VmRSS")
-        with _nothing_kept() if steady else nullcontext():
-            work()
-        return max(0, _own("VmHWM") - before)
+        before, name = _own("VmRSS"), "VmHWM"
     except OSError:
-        before = _highest()
+        before, name = _highest(), ""
+    with _nothing_kept() if steady else nullcontext():
         work()
-        return _highest() - before
+    return max(0, (_own(name) if name else _highest()) - before)
 
 
 def _give_back() -> None:

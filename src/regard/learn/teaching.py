@@ -78,12 +78,14 @@ def own_words(network: Network, inputs: dict[str, Any], share: float) -> dict[st
     if not len(columns):
         return inputs
     network.eval()
-    context = Context(source=network.encode(inputs["source_ids"], inputs.get("source_padding")), remember=True)
-    memory: Memory = None
-    for t in range(int(columns[-1])):
-        states, memory = network.decode(said[:, t : t + 1], replace(context, start=t), memory)
-        rows = own[:, t + 1].nonzero().flatten()
-        if len(rows):
-            said[rows, t + 1] = network.readout(states[rows, 0]).argmax(dim=-1)
-    network.train()
+    try:
+        context = Context(source=network.encode(inputs["source_ids"], inputs.get("source_padding")), remember=True)
+        memory: Memory = None
+        for t in range(int(columns[-1])):
+            states, memory = network.decode(said[:, t : t + 1], replace(context, start=t), memory)
+            rows = own[:, t + 1].nonzero().flatten()
+            if len(rows):
+                said[rows, t + 1] = network.readout(states[rows, 0]).argmax(dim=-1)
+    finally:
+        network.train()
     return {**inputs, "ids": said}

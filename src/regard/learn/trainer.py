@@ -132,9 +132,10 @@ class Trainer:
         torch.manual_seed(mixed_seed(self.settings.seed, self.step, number))
         batch = batch.to(self.device)
         inputs = {**batch.inputs, "recompute": self.settings.recompute}
-        with mixed(self.settings.precision, self.device):
-            if self.settings.sampling is not None:
+        if self.settings.sampling is not None:
+            with mixed(self.settings.precision, self.device):
                 inputs = own_words(self.network, inputs, self.settings.sampling.share(self.step))
+        with mixed(self.settings.precision, self.device):
             loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing) / targets
         loss.backward()
         return loss.detach()

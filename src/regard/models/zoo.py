@@ -37,7 +37,7 @@ def seq2seq(
     """
     encoder = Recurrent(cell, depth, reads, dropout)
     decoder = Recurrent(cell, depth, dropout=dropout, begin=Carried())
-    return recurrent_model(width, (encoder,), (decoder,), dropout, tied, shared)
+    return _recurrent(width, (encoder,), (decoder,), dropout, tied, shared)
 
 
 def bahdanau(
@@ -58,7 +58,7 @@ def bahdanau(
     """
     encoder = Recurrent(cell, depth, reads, dropout)
     decoder = Attentive(Before(), cell, depth, score, see, Bridged(), dropout)
-    return recurrent_model(width, (encoder,), (decoder,), dropout, tied, shared)
+    return _recurrent(width, (encoder,), (decoder,), dropout, tied, shared)
 
 
 def luong(
@@ -83,10 +83,10 @@ def luong(
     begin = Carried() if reads != "both" else Bridged()
     waiting = (Attentive(After(), cell, depth, score, see, begin, dropout),)
     at_once = Recurrent(cell, depth, dropout=dropout, begin=begin), Attentional(score, see)
-    return recurrent_model(width, (encoder,), waiting if feeding else at_once, dropout, tied, shared)
+    return _recurrent(width, (encoder,), waiting if feeding else at_once, dropout, tied, shared)
 
 
-def recurrent_model(
+def _recurrent(
     width: int,
     encoder: tuple[AnySublayer, ...],
     decoder: tuple[AnySublayer, ...],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -96,7 +97,7 @@ class GRUStep(Step):
         old = self.state(state.shown)
         forget, keep = (read[:, : 2 * width] + old[:, : 2 * width]).sigmoid().chunk(2, dim=1)
         new = torch.addcmul(read[:, 2 * width :], forget, old[:, 2 * width :]).tanh()
-        return State(torch.lerp(new, state.shown, keep))
+        return State(torch.lerp(new, state.shown.to(new), keep))
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ class LSTM:
 
     def whole(self, inputs: int, width: int) -> nn.RNNBase:
         """Torch's module, which reads whole sequences."""
+        # On processors oneDNN keeps about a megabyte for each shape that it has read, 1,024 of them; a few do as well.
+        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
         return begun(nn.LSTM(inputs, width, batch_first=True), self)
 
     def step(self, inputs: int, width: int) -> Step:

@@ -34,4 +34,4 @@ def per_head(x: Tensor, matrices: Tensor) -> Tensor:
     """BH...K by HKJ -> BH...J: all that a head has is multiplied at once, not row by row."""
     heads = x.transpose(0, 1)
     product = torch.bmm(heads.reshape(len(heads), -1, x.shape[-1]), matrices)
-    return product.view(*heads.shape[:-1], -1).transpose(0, 1)
+    return product.view(*heads.shape[:-1], matrices.shape[-1]).transpose(0, 1)

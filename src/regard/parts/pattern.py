@@ -133,7 +133,8 @@ class LocalPFocus(Focus):
         self.place = linear(width, 1, biased=False)
 
     def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
-        share = self.place(self.inner(queries).tanh()).squeeze(-1).sigmoid()
+        # A place must be told from its neighbour in long texts too, so not in half precision.
+        share = self.place(self.inner(queries).tanh()).squeeze(-1).float().sigmoid()
         seen, distance = self.near(share * self.last(source), self.reach, source)
         spread = self.reach / 2
         return seen, (-0.5 * (distance / spread) ** 2).exp()

@@ -170,6 +170,8 @@ class Recurrent:
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise InputError(f"depth must be 1 or more, got {self.depth}.")
+        if self.begin is not None and self.reads != "forward":
+            raise InputError(f'a decoder cannot read what it has not said yet (reads = "{self.reads}").')
 
     def build(self, width: int, source_width: int | None = None) -> RecurrentLayer:
         """The module for a stream of this width over a source of that width."""

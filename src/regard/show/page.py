@@ -44,7 +44,8 @@ def page(source_tokens: list[str], target_tokens: list[str], weights: dict[str, 
     """Everything that was attended to: first all of it as one map, then every head of every layer."""
     title = "What the model attends to"
     texts = [f"<p><bdi>{escaped(' '.join(tokens))}</bdi></p>" for tokens in (source_tokens, target_tokens) if tokens]
-    note = '<p class="quiet">A row is a token that looks, a column one that is looked at; more colour is more.</p>'
+    seen = "A row is a token that looks, a column one that is looked at; more colour is more."
+    note = f'<p class="quiet">{seen if weights else "This model has no attention: there is nothing to see."}</p>'
     whole = overview(source_tokens, target_tokens, weights, title="All layers and heads together")
     layers = [_layer(name, heads, bool(source_tokens)) for name, heads in weights.items()]
     return document(title, STYLE, "\n".join([f"<h1>{title}</h1>", *texts, note, whole, *layers]))

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.errors import InputError
 from regard.models.model import Network
 from regard.parts.contract import Record
 from regard.show.page import page
@@ -23,6 +24,7 @@ class Seen:
     source_tokens: list[str]
     target_tokens: list[str]
     weights: dict[str, Tensor] = field(repr=False)
+    aligners: tuple[tuple[int, int], ...] = ()  # the layers and heads that align best, where they are known
 
     @property
     def encoder_attentions(self) -> tuple[Tensor, ...]:
@@ -39,9 +41,24 @@ class Seen:
         """Per layer (1, heads, target, source)."""
         return self._attentions("decoder", "cross")
 
+    @property
+    def telling(self) -> dict[str, Tensor]:
+        """The weights to look at first: of the heads that align best, or all of them where none is known to."""
+        if not self.aligners:
+            return self.weights
+        chosen: dict[str, Tensor] = {}
+        for layer in sorted({layer for layer, _ in self.aligners}):
+            heads = [head for of, head in self.aligners if of == layer]
+            names = [name for name in self.weights if name.startswith(f"decoder.{layer}.") and name.endswith("cross")]
+            chosen |= {name: self.weights[name][heads] for name in names}
+        return chosen
+
     def alignment(self) -> Tensor:
-        """Target by source: how much each target token attends to each source token, over all layers and heads."""
-        return torch.cat(self.cross_attentions, dim=1)[0].mean(dim=0)
+        """Target by source: how much each target token attends to each source token; the mean of what tells most."""
+        crossing = [weights for name, weights in self.telling.items() if name.endswith("cross")]
+        if not crossing:
+            raise InputError("this model does not attend to a source, so there is no alignment.")
+        return torch.cat(crossing).mean(dim=0)
 
     def save(self, path: str | Path) -> None:
         """Write one HTML file that needs nothing else."""
@@ -58,7 +75,14 @@ class Seen:
         return tuple(w[None] for name, w in self.weights.items() if name.startswith(side) and name.endswith(kind))
 
 
-def trace(network: Network, tokenizer: Tokenizer, target_tokenizer: Tokenizer, text: str, target: str | None) -> Seen:
+def trace(
+    network: Network,
+    tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    text: str,
+    target: str | None,
+    aligners: tuple[tuple[int, int], ...] = (),
+) -> Seen:
     """Read a text (and say a target) once, with a record of what every layer attends to."""
     record = Record()
     device = next(network.parameters()).device
@@ -75,4 +99,4 @@ def trace(network: Network, tokenizer: Tokenizer, target_tokenizer: Tokenizer, t
     with torch.inference_mode():
         network.states(torch.tensor([ids], device=device), source_ids=source_ids, record=record)
     weights = {name: record.matrix(name)[0].cpu() for name in record.rows}
-    return Seen(tokenizer.token_texts(source), target_tokenizer.token_texts(said), weights)
+    return Seen(tokenizer.token_texts(source), target_tokenizer.token_texts(said), weights, aligners)
