@@ -16,9 +16,12 @@ DEMO   ?= runs/demo
 	@touch $@
 
 demo: .venv/installed  ## three models read dates: one without attention, one with it, one with nothing else
-	$(BIN)/regard train seq2seq --out $(DEMO)/seq2seq
-	$(BIN)/regard train bahdanau --out $(DEMO)/bahdanau
-	$(BIN)/regard train dates --out $(DEMO)/transformer
+	@mkdir -p $(DEMO)
+	@echo "Three models learn, two at a time; what the first of them says is in $(DEMO)/seq2seq.log."
+	$(BIN)/regard train seq2seq --out $(DEMO)/seq2seq --threads 1 > $(DEMO)/seq2seq.log 2>&1 & learning=$$!; \
+		$(BIN)/regard train bahdanau --out $(DEMO)/bahdanau --threads 1 && \
+		$(BIN)/regard train dates --out $(DEMO)/transformer --threads 1 && \
+		wait $$learning || { tail -n 1 $(DEMO)/seq2seq.log; exit 1; }
 	$(BIN)/regard compare $(DEMO)/seq2seq $(DEMO)/bahdanau $(DEMO)/transformer \
 		--report $(DEMO)/report.html --plot $(DEMO)/by-length.png
 	@echo; echo "Dates a person might type, and what the Transformer makes of them:"

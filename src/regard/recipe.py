@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,11 +161,13 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
     with torch.device("meta"):
         try:
             description.build(8)  # what cannot be built is found before any text is read
-        except InputError as error:
-            raise InputError(placed(str(error), where)) from None
-        except (RuntimeError, ValueError, ArithmeticError) as error:
-            for key, value in _below_one(arguments, where):
+        except (InputError, RuntimeError, ValueError, ArithmeticError) as error:
+            hints = typing.get_type_hints(functions[name])
+            counts = {key: value for key, value in arguments.items() if hints.get(key) is not float}
+            for key, value in _below_one(counts, where):
                 raise InputError(f"{value} is too small ({key}). Use 1 or more.") from None
+            if isinstance(error, InputError):
+                raise InputError(placed(str(error), where)) from None
             raise InputError(f"these settings make no model: {str(error).splitlines()[0]} ({where}).") from None
     return description
 

@@ -67,11 +67,13 @@ class SummedCrossEntropy(torch.autograd.Function):
         size = max(_LEAST_ROWS, _NUMBERS.get(states.device.type, _MANY_NUMBERS) // len(weight))
         for rows, asked, place in zip(states.split(size), targets.split(size), range(0, len(states), size)):
             logits = F.linear(rows, weight, bias).float()
-            total = logits.logsumexp(1, keepdim=True)
-            wanted = logits.gather(1, asked[:, None])
-            loss += (total - (1 - smoothing) * wanted).sum() - smoothing * logits.sum() / len(weight)
+            wanted, spread = logits.gather(1, asked[:, None]), logits.sum()
+            most = logits.amax(1, keepdim=True)
+            odds = logits.sub_(most).exp_()
+            whole = odds.sum(1, keepdim=True)
+            loss += (most + whole.log() - (1 - smoothing) * wanted).sum() - smoothing * spread / len(weight)
             if learning:
-                error = logits.sub_(total).exp_().sub_(smoothing / len(weight))
+                error = odds.div_(whole).sub_(smoothing / len(weight))
                 error = error.scatter_add_(1, asked[:, None], (smoothing - 1) * torch.ones_like(wanted)).to(rows.dtype)
                 moves[0][place : place + size] = error @ weight.to(rows.dtype)
                 moves[1].addmm_(error.T.to(weight.dtype), rows.to(weight.dtype))
