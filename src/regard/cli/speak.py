@@ -165,6 +165,5 @@ def show(
     seen = load_model(model, device, threads).look(text, target)
     seen.save(out)
     layers = len(seen.weights)
-    typer.echo(
-        f"{out} shows {layers} attention layers." if layers else f"{out} shows only text: this model has no attention."
-    )
+    seen_of = f"{layers} attention layer{'s' * (layers > 1)}" if layers else "only text: this model has no attention"
+    typer.echo(f"{out} shows {seen_of}.")
