@@ -9,13 +9,13 @@ import pytest
 
 from regard.describe import to_toml
 from regard.errors import InputError
+from regard.fingerprint import difference
 from regard.learn.optimizer import AdamW, Cosine, InverseSquareRoot
 from regard.models import zoo
 from regard.parts.join import PreNorm
 from regard.parts.score import ReducedRank
 from regard.recipe import describe_model, parse_recipe, read_recipe, zoo_functions
 from regard.recipes import builtin_recipes
-from regard.run import difference
 from regard.text.problem import Translation
 
 

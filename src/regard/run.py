@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -16,16 +15,16 @@ from regard import catalogue
 from regard.api import LoadedModel, load
 from regard.decode.generate import require_room
 from regard.decode.look import cross_heads
-from regard.describe import from_plain, to_plain, to_toml
+from regard.describe import to_plain, to_toml
 from regard.errors import InputError
+from regard.fingerprint import fingerprint_of, require_same
 from regard.learn.guard import only_one
 from regard.learn.loop import Job, Run, checkpoints
 from regard.learn.parallel import World, joined
 from regard.learn.probe import fitting
 from regard.learn.progress import Quiet, Watcher
-from regard.learn.settings import FREE
 from regard.models.device import choose_device
-from regard.models.model import Model, Network
+from regard.models.model import Network
 from regard.recipe import Recipe, read_recipe
 from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, newest_step
@@ -133,7 +132,10 @@ def prepare(
             recipe = with_batch(recipe, read_recipe(folder / "recipe.toml").train.budget)
     corpus, valid, tokenizers, problem = material.corpus, material.valid, material.tokenizers, material.problem
     fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_plain(problem), world)
-    changed = () if then is None else compare(then, fingerprint, folder, material, watcher, new_data=new_data)
+    changed: tuple[str, ...] = ()
+    if then is not None:
+        texts = {"train": corpus, "valid": valid}
+        changed = require_same(then, fingerprint, folder, texts, watcher, new_data=new_data)
     samples = material.samples
     report = report_on(corpus, samples, valid, material.cache, aligned=recipe.text.alignment == "checked")
     network = material.network()
@@ -224,102 +226,6 @@ def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def fingerprint_of(
-    recipe: Recipe,
-    corpus: Corpus,
-    valid: Corpus | None,
-    tokenizers: tuple[Tokenizer, Tokenizer | None],
-    problem: dict[str, Any],
-    world: World,
-) -> dict[str, Any]:
-    """What must be the same for a run to go on bit by bit; `machine` only makes it close."""
-    settings = {key: value for key, value in to_plain(recipe.train).items() if key not in FREE}
-    if recipe.train.schedule.aims:
-        settings["steps"] = recipe.train.steps
-    return {
-        "train": settings,
-        "model": to_plain(recipe.model),
-        "text": {
-            "train": corpus.digest,
-            "weights": [part.weight for part in corpus.parts],
-            "valid": None if valid is None else valid.digest,
-            "tokenizer": {
-                "recipe": to_plain(recipe.text.tokenizer),
-                "digests": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
-            },
-            "bpe_dropout": recipe.text.bpe_dropout,
-            "problem": problem,
-        },
-        "machine": {
-            "torch": torch.__version__,
-            "threads": torch.get_num_threads(),
-            "device": world.device.type,
-            "processes": world.size,
-        },
-    }
-
-
-def compare(
-    then: dict[str, Any],
-    now: dict[str, Any],
-    folder: Path,
-    material: Material,
-    watcher: Watcher,
-    *,
-    new_data: bool,
-) -> tuple[str, ...]:
-    """Refuse to go on with something else than what the checkpoint was made with; -> which texts are new, by wish."""
-    corpora = {"train": material.corpus, "valid": material.valid}
-    changed = tuple(name for name in corpora if then["text"].get(name) != now["text"][name])
-    for name in () if new_data else changed:
-        corpus = corpora[name]
-        what = f"text.{name}" if corpus is None else ", ".join(corpus.names)
-        raise catalogue.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
-    then = {**then, "text": {**then["text"], **{name: now["text"][name] for name in corpora}}}
-    then["model"] = _filled(then.get("model"))
-    for key in ("text", "model", "train"):
-        place = difference(then.get(key), now[key], key)
-        if place is not None:
-            path, old, new = place
-            raise catalogue.CHANGED_SETTING(key=path, old=_brief(old), folder=folder, new=_brief(new))
-    if then.get("machine") != now["machine"]:
-        old, new = (_machine(where.get("machine", {})) for where in (then, now))
-        watcher.note(catalogue.OTHER_MACHINE(old=old, new=new))
-    return changed
-
-
-def _filled(model: Any) -> Any:
-    """A description as it would be written today: parts that did not exist yet are what they are when not said."""
-    try:
-        return to_plain(from_plain(Model, model, where="model"))
-    except (InputError, TypeError):
-        return model
-
-
-def _machine(facts: Mapping[str, Any]) -> str:
-    """Torch 2.13, 2 threads, cpu."""
-    return f"torch {facts.get('torch')}, {facts.get('threads')} threads, {facts.get('device')}" + (
-        f", {facts['processes']} processes" if facts.get("processes", 1) != 1 else ""
-    )
-
-
-def difference(old: Any, new: Any, path: str) -> tuple[str, Any, Any] | None:
-    """The first place at which two trees differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*new, *(key for key in old if key not in new)]:
-            found = difference(old.get(key), new.get(key), f"{path}.{key}")
-            if found is not None:
-                return found
-        return None
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for place, (one, other) in enumerate(zip(old, new)):
-            found = difference(one, other, f"{path}[{place}]")
-            if found is not None:
-                return found
-        return None
-    return None if old == new else (path, old, new)
-
-
 def model_card(recipe: Recipe, network: Network, results: Mapping[str, Any]) -> str:
     """The README.md of a model folder: what it is, how it was made, how well it does."""
     best = results["best"] or {"step": results["steps"], "numbers": {}}
@@ -346,8 +252,3 @@ regard {verb} .        # in this folder
 {to_toml(recipe.plain).strip()}
 ```
 """
-
-
-def _brief(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 40 else text[:37] + "..."

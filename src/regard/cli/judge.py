@@ -14,6 +14,8 @@ from regard.cli.common import Device, ModelFolder, Threads, json_text, load_mode
 from regard.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
+    from regard.judge.comparison import Comparison
+    from regard.judge.evaluate import Evaluation
     from regard.text.corpus import Corpus
 
 
@@ -46,11 +48,7 @@ def evaluate(
     options = options if beam is None else replace(options, beam=beam)
     with progress(len(corpus), "evaluating") as advance:
         found = judge(loaded, corpus, options, progress=advance)
-    if as_json:
-        json.dump(found.to_json(), sys.stdout, indent=2, ensure_ascii=False)
-        typer.echo("")
-    else:
-        typer.echo(found.text())
+    _say(found, as_json)
     if plot is not None:
         plot_by_length(found, plot)
         typer.echo(f"{plot} shows quality by source length.", err=True)
@@ -98,11 +96,7 @@ def compare(
         found = judge(
             models, corpus, metric=metric, unit=unit, beam=beam, device=device, threads=threads, progress=advance
         )
-    if as_json:
-        json.dump(found.to_json(), sys.stdout, indent=2, ensure_ascii=False)
-        typer.echo("")
-    else:
-        typer.echo(found.text())
+    _say(found, as_json)
     if plot is not None:
         plot_comparison(found, plot)
         typer.echo(f"{plot} shows quality by source length.", err=True)
@@ -150,6 +144,11 @@ def check(
         )
     if not as_json:
         typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped).")
+
+
+def _say(found: Evaluation | Comparison, as_json: bool) -> None:
+    """Print what was found, for a person or for a program."""
+    typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found.text())
 
 
 def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:
