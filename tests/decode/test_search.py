@@ -20,7 +20,7 @@ from regard.parts.embed import Embed
 from regard.parts.feedforward import FeedForward
 from regard.parts.join import PreNorm
 from regard.parts.position import Learned
-from tests.laws.zoo import BEGIN, END, MODELS, VOCABULARY, build
+from tests.laws.zoo import BEGIN, END, SPEAKERS, VOCABULARY, build
 
 SOURCE_LENGTHS = [9, 2, 6, 7]
 
@@ -46,8 +46,8 @@ def source_of(network: Network, rows: list[int]) -> Source | None:
     ids = torch.randint(3, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
     lengths = torch.tensor(SOURCE_LENGTHS)
     if len(rows) == 1:
-        return network.encode(ids[rows, : SOURCE_LENGTHS[rows[0]]])
-    return network.encode(ids[rows], torch.arange(9) < lengths[rows, None])
+        return network.read(ids[rows, : SOURCE_LENGTHS[rows[0]]])
+    return network.read(ids[rows], torch.arange(9) < lengths[rows, None])
 
 
 def next_log_probabilities(network: Network, source: Source | None, prompt: list[int], said: list[int]) -> list[float]:
@@ -74,7 +74,7 @@ def defined_beam(network, source, prompt, options: Options, limit: int) -> list[
     return sorted(finished, key=lambda pair: -pair[1])[: options.n_best]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SPEAKERS)
 @pytest.mark.parametrize("penalty", [0.6, 0.0, 2.0, -1.0])
 def test_beam_search_finds_what_its_definition_finds(name: str, penalty: float):
     network = eager(name)
@@ -122,7 +122,7 @@ def test_when_every_token_is_ruled_out_the_answer_is_empty():
     assert isinstance(says("gpt2", options, limit=100).tokens, tuple)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", SPEAKERS)
 def test_greedy_takes_the_best_token_each_time(name: str):
     network, prompts, limits = eager(name), [[BEGIN], [BEGIN, 5], [BEGIN, 6, 7], [BEGIN]], [12, 9, 12, 70]
     found = search(network, prompts, Options(), end=END, limits=limits, source=source_of(network, [0, 1, 2, 3]))
@@ -149,10 +149,10 @@ def test_a_batch_of_64_says_what_each_sentence_says_alone(name: str, options: Op
     lengths = torch.randint(1, 13, (64,), generator=generator)
     lengths[0] = 12
     prompts = [[BEGIN, *range(3, 3 + i % 3)] for i in range(64)]
-    source = None if network.encoder is None else network.encode(ids, torch.arange(12) < lengths[:, None])
+    source = None if network.encoder is None else network.read(ids, torch.arange(12) < lengths[:, None])
     together = search(network, prompts, options, end=END, limits=[15] * 64, source=source, seeds=range(64))
     for row in range(64):
-        one = None if source is None else network.encode(ids[row : row + 1, : lengths[row]])
+        one = None if source is None else network.read(ids[row : row + 1, : lengths[row]])
         alone = search(network, [prompts[row]], options, end=END, limits=[15], source=one, seeds=[row])
         assert [h.tokens for h in alone[0]] == [h.tokens for h in together[row]]
 
@@ -236,7 +236,7 @@ def test_a_coverage_penalty_ranks_by_what_was_attended_to():
     covered = search(network, [[BEGIN]], replace(options, coverage_penalty=0.5), end=END, limits=[10], source=source)[0]
     other = source_of(network, [1])
     ids = torch.randint(3, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
-    both = network.encode(ids[:2], torch.arange(9) < torch.tensor(SOURCE_LENGTHS[:2])[:, None])
+    both = network.read(ids[:2], torch.arange(9) < torch.tensor(SOURCE_LENGTHS[:2])[:, None])
     one = replace(options, coverage_penalty=0.5)
     beside = search(network, [[BEGIN, 4, 5, 6], [BEGIN]], one, end=END, limits=[10, 10], source=both)[1]
     alone = search(network, [[BEGIN]], one, end=END, limits=[10], source=other)[0]

@@ -10,7 +10,7 @@ from regard.judge.laws import LAWS, Law
 from regard.judge.probe import Probe
 from regard.models.model import Network
 from regard.parts.contract import Change
-from tests.laws.zoo import END, MODELS, TRANSLATORS, VOCABULARY, build
+from tests.laws.zoo import ENCODERS, END, MODELS, TRANSLATORS, VOCABULARY, build
 
 # A tenth of what `regard check` allows: these models are small.
 TOLERANCE = 1e-5
@@ -28,7 +28,7 @@ def padding(width: int, *lengths: int) -> Tensor:
 def probe(network: Network) -> Probe:
     """Rows longer than what relative positions tell apart and windows see."""
     inputs = {"ids": tokens(3, 28), "padding": padding(28, 28, 9, 17)}
-    if network.encoder is not None:
+    if network.encoder is not None and network.decoder is not None:
         inputs |= {"source_ids": tokens(3, 9, seed=1), "source_padding": padding(9, 9, 4, 6)}
     return Probe(network, inputs, END)
 
@@ -68,9 +68,9 @@ def test_what_the_laws_change_would_show_if_it_counted(name: str):
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("seq2seq")])
 def test_a_head_that_is_switched_off_is_silent(name: str):
     network, ids = build(name), tokens(3, 6)
-    inputs = {} if network.encoder is None else {"source_ids": tokens(3, 9, seed=1)}
+    inputs = {"source_ids": tokens(3, 9, seed=1)} if name in TRANSLATORS else {}
     whole = network.states(ids, **inputs)
-    kind = "self" if network.encoder is None else "cross"
-    off = network.states(ids, **inputs, change=Change({f"decoder.0.{kind}": (0,)}))
+    stack, kind = "encoder" if name in ENCODERS else "decoder", "cross" if name in TRANSLATORS else "self"
+    off = network.states(ids, **inputs, change=Change({f"{stack}.0.{kind}": (0,)}))
     assert gap(off, whole) > 1e-3
-    assert torch.equal(network.states(ids, **inputs, change=Change({f"decoder.9.{kind}": (0,)})), whole)
+    assert torch.equal(network.states(ids, **inputs, change=Change({f"{stack}.9.{kind}": (0,)})), whole)

@@ -8,6 +8,7 @@ import torch
 
 from regard.models import zoo
 from regard.models.model import Model, Network
+from regard.models.pooled import Label, Last, Mean, Most, Number, Tags, Vector
 from regard.models.stack import Stack
 from regard.parts.attention import SelfAttention
 from regard.parts.attentive import Attentive
@@ -24,6 +25,7 @@ from regard.parts.score import Additive, Dot, General, ReducedRank, Uniform
 VOCABULARY = 40
 WIDTH = 24
 BEGIN, END = 1, 2
+NAMES = ("one", "two", "three")
 RECURRENT = {"width": WIDTH, "depth": 2, "dropout": 0.1}
 SMALL = {"width": WIDTH, "depth": 2, "heads": 3, "inner": 40, "dropout": 0.1}
 
@@ -79,6 +81,8 @@ TRANSLATORS: dict[str, Model] = {
     "luong, no feeding, local-p": zoo.luong(**RECURRENT, feeding=False, see=LocalP(3), score=Additive(), cell=GRU()),
     "luong, no feeding, local-m": zoo.luong(**RECURRENT, feeding=False, see=LocalM(3), score=Dot(scaled=False)),
     "transformer encoder, recurrent decoder": hybrid(),
+    "t5": zoo.t5(**SMALL, position=RelativeBias(8, 20)),
+    "t5, 1.0": zoo.t5(**SMALL, version="1.0", key_width=5, decoder_depth=1, position=RelativeBias(8, 20)),
 }
 LANGUAGE_MODELS: dict[str, Model] = {
     "gpt2": zoo.gpt2(**SMALL),
@@ -88,7 +92,22 @@ LANGUAGE_MODELS: dict[str, Model] = {
     "gpt2, additive": zoo.gpt2(**SMALL, score=Additive(7), position=None),
     "windowed": windowed(),
 }
-MODELS = TRANSLATORS | LANGUAGE_MODELS
+READERS: dict[str, Model] = {  # language models that say something else than words
+    "gpt2, label": replace(zoo.gpt2(**SMALL), readout=Label(NAMES, Last(), inner=None)),
+    "gpt2, tags": replace(zoo.gpt2(**SMALL), readout=Tags(NAMES)),
+}
+ENCODERS: dict[str, Model] = {
+    "bert": zoo.bert(**SMALL, longest=64),
+    "bert, next sentence": zoo.bert(**SMALL, longest=64, next_sentence=True),
+    "bert, rotary, pre-norm": zoo.bert(**SMALL, position=Rotary(), join=PreNorm()),
+    "bert, reversible, relative bias": zoo.bert(**SMALL, position=RelativeBias(8, 20), join=Reversible()),
+    "bert, label": replace(zoo.bert(**SMALL, longest=64), readout=Label(NAMES)),
+    "bert, number": replace(zoo.bert(**SMALL, longest=64), readout=Number(Most(), inner=None)),
+    "bert, tags": replace(zoo.bert(**SMALL, longest=64), readout=Tags(NAMES)),
+    "bert, vector": replace(zoo.bert(**SMALL, longest=64), readout=Vector(Mean())),
+}
+SPEAKERS = TRANSLATORS | LANGUAGE_MODELS
+MODELS = SPEAKERS | READERS | ENCODERS
 
 
 def build(name: str, seed: int = 0) -> Network:

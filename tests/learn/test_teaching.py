@@ -55,7 +55,7 @@ def test_all_its_own_words_are_what_greedy_search_says(name: str):
     assert network.training
     network.eval()
     with torch.no_grad():
-        source = network.encode(given["source_ids"], given["source_padding"])
+        source = network.read(given["source_ids"], given["source_padding"])
     said = search(network, 4 * [[BEGIN]], Options(length_penalty=0.0), end=END, limits=4 * [11], source=source)
     for row, length in enumerate([12, 7, 10, 1]):
         tokens = list(said[row][0].tokens[: length - 1])

@@ -184,7 +184,7 @@ def read_sources(network: Network, sources: Sequence[Sequence[int] | None]) -> S
     """What the encoder says of some sources of unequal length; None for a model without an encoder."""
     if network.encoder is None:
         return None
-    return network.encode(*padded([source or () for source in sources], next(network.parameters()).device))
+    return network.read(*padded([source or () for source in sources], next(network.parameters()).device))
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

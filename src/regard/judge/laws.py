@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.decode.choose import Options
 from regard.decode.generate import Request, answer, room
-from regard.judge.probe import Probe, gap, logits, stepped
+from regard.judge.probe import Probe, answers, gap, logits, said, stepped
 from regard.models.model import Model, Network
 from regard.parts.contract import Context, Record, select
 
@@ -45,7 +45,7 @@ def prompts(probe: Probe) -> float:
         now = Context(source=source, start=lengths + t - half, end=t + 1, remember=True)
         states, memory = network.decode(ids[:, t : t + 1], now, memory)
         parts.append(states)
-    found = network.readout(torch.cat(parts, dim=1))
+    found = said(network, torch.cat(parts, dim=1))
     real = torch.cat([seen, seen.new_ones(rows, ids.shape[1] - half)], dim=1)
     worst = 0.0
     for row in range(rows):
@@ -94,7 +94,7 @@ def company(probe: Probe) -> float:
     turned = probe.read(**{name: tensor.flip(0) for name, tensor in probe.inputs.items()}).flip(0)
     worst = gap(turned[probe.padding], whole[probe.padding])
     for row in range(len(whole)):
-        alone: Tensor = probe.network(**probe.row(row))[0]
+        alone = answers(probe.network, probe.row(row))[0]
         worst = max(worst, gap(alone, whole[row, : len(alone)]))
     return worst
 
@@ -159,7 +159,7 @@ def remembering(probe: Probe) -> float:
     swapped = torch.stack([2 * keep + 1, 2 * keep], dim=1).flatten()
     last = _apart(probe, ids[keep, -1])
     now = replace(context, source=select(context.source, keep), start=length - 1)
-    found = network.readout(network.decode(last, now, select(memory, swapped, keep))[0])
+    found = said(network, network.decode(last, now, select(memory, swapped, keep))[0])
     old = twice[swapped]
     read = torch.cat([ids[old, :-2], following[swapped], last], dim=1)
     return gap(found, logits(network, read, Context(source=select(context.source, old)))[:, -1:])
@@ -236,15 +236,19 @@ class Law:
 
     name: str
     off: Callable[[Probe], float | None]
-    needs: Literal["nothing", "decoder", "source", "one text"] = "nothing"
+    needs: Literal["nothing", "decoder", "words", "source", "one text"] = "nothing"
     allowed: float = TOLERANCE
     counts: str = "largest difference"
 
     def lacks(self, model: Model) -> str | None:
         """Why the law does not apply to a model, if it does not."""
         both = model.encoder is not None and model.decoder is not None
-        if self.needs == "decoder" and model.decoder is None:
+        if self.needs in ("decoder", "words") and model.decoder is None:
             return "it has no decoder"
+        if self.needs == "words" and model.readout.says != "words":
+            return "it says no words"
+        if self.needs == "one text" and not model.readout.tokenwise:
+            return "it says one thing of the whole text"
         if self.needs == "source" and not both:
             return "it reads no source"
         return "it reads a source" if self.needs == "one text" and both else None
@@ -259,7 +263,7 @@ LAWS = (
     Law("padding of the source changes nothing", partial(right, side="source_"), "source"),
     Law("padding on the left changes nothing", left),
     Law("a sentence gets the same answer alone and in any batch", company),
-    Law("a search finds the same alone and in any batch", searching, "decoder", 0, "answers that differ"),
+    Law("a search finds the same alone and in any batch", searching, "words", 0, "answers that differ"),
     Law("rows of memory can be repeated, reordered, dropped", remembering, "decoder"),
     Law("looking changes nothing", looking, allowed=0),
     Law("weights sum to one over what is seen", weights),

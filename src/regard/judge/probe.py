@@ -44,12 +44,11 @@ class Probe:
         """What the encoder says of the sources."""
         if "source_ids" not in self.inputs:
             return None
-        return self.network.encode(self.inputs["source_ids"], self.inputs["source_padding"])
+        return self.network.read(self.inputs["source_ids"], self.inputs["source_padding"])
 
     def read(self, **changed: Tensor) -> Tensor:
         """-> BTN: the logits, with some inputs changed."""
-        logits: Tensor = self.network(**{**self.inputs, **changed})
-        return logits
+        return answers(self.network, {**self.inputs, **changed})
 
     def states(self, record: Record | None = None) -> Tensor:
         """-> BTD: the last layer's states, while someone looks or nobody does."""
@@ -75,10 +74,23 @@ def gap(found: Tensor, expected: Tensor) -> float:
     return float(difference) if bool(difference.isfinite()) else math.inf
 
 
+def answers(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
+    """-> BTN: the logits; what is said of a text as a whole is said at each of its tokens."""
+    found: Tensor = network(**inputs)
+    if network.description.readout.tokenwise:
+        return found
+    return found[:, None].expand(-1, inputs["ids"].shape[1], -1)
+
+
+def said(network: Network, states: Tensor) -> Tensor:
+    """BTD -> BTN: the logits, or the states themselves where tokens have none."""
+    found: Tensor = network.readout(states) if network.description.readout.tokenwise else states
+    return found
+
+
 def logits(network: Network, ids: Tensor, context: Context) -> Tensor:
     """BT -> BTN: what the decoder says of whole rows."""
-    found: Tensor = network.readout(network.decode(ids, context)[0])
-    return found
+    return said(network, network.decode(ids, context)[0])
 
 
 def stepped(probe: Probe, step: int, record: Record | None = None) -> Tensor:
@@ -89,5 +101,5 @@ def stepped(probe: Probe, step: int, record: Record | None = None) -> Tensor:
     for start in range(0, probe.ids.shape[1], step):
         now = replace(context, start=start)
         states, memory = probe.network.decode(probe.ids[:, start : start + step], now, memory)
-        parts.append(probe.network.readout(states))
+        parts.append(said(probe.network, states))
     return torch.cat(parts, dim=1)

@@ -63,9 +63,9 @@ class Spread:
     def __init__(self, network: Network) -> None:
         self.network = network
 
-    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float) -> Tensor:
+    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, aside: Tensor | None) -> Tensor:
         """The network's loss; its gradients are averaged over all processes on the way back."""
-        return self.network.loss(inputs, targets, smoothing)
+        return self.network.loss(inputs, targets, smoothing, aside)
 
     def part(self, *, last: bool) -> AbstractContextManager[object]:
         """Around each part of a step: only the last one's way back averages gradients."""
@@ -99,8 +99,8 @@ class Replicated(Spread):
         """What averages gradients; made when it is known which weights learn."""
         return nn.parallel.DistributedDataParallel(Loss(self.network), gradient_as_bucket_view=True)
 
-    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float) -> Tensor:
-        return cast(Tensor, self.module(inputs, targets, smoothing))
+    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, aside: Tensor | None) -> Tensor:
+        return cast(Tensor, self.module(inputs, targets, smoothing, aside))
 
     def part(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.module.no_sync()
@@ -119,8 +119,8 @@ class Loss(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float) -> Tensor:
-        return self.network.loss(inputs, targets, smoothing)
+    def forward(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, aside: Tensor | None) -> Tensor:
+        return self.network.loss(inputs, targets, smoothing, aside)
 
 
 class Sharded(Spread):

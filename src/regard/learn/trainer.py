@@ -136,7 +136,7 @@ class Trainer:
             with mixed(self.settings.precision, self.device):
                 inputs = own_words(self.network, inputs, self.settings.sampling.share(self.step))
         with mixed(self.settings.precision, self.device):
-            loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing) / targets
+            loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing, batch.aside) / targets
         loss.backward()
         return loss.detach()
 

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.models.readout import Vocabulary
+from regard.models.pooled import Label, Number, Tags, Vector
+from regard.models.readout import BothWays, Reading, Vocabulary
 from regard.models.stack import Stack
 from regard.parts.contract import Change, Context, Memory, Record, Source
 from regard.parts.embed import Embed
+
+Readout = Vocabulary | BothWays | Label | Number | Tags | Vector
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,9 @@ class Model:
     embed: Embed
     encoder: Stack | None = None
     decoder: Stack | None = None
-    readout: Vocabulary = field(default_factory=Vocabulary)
+    readout: Readout = field(default_factory=Vocabulary)
     shared: bool = True  # source and target use one table of vectors, when their vocabulary is one
+    aside: Label | Vector | None = None  # what is said of the text as a whole besides: BERT's next sentence
 
     def build(self, vocabulary: int, source_vocabulary: int | None = None) -> Network:
         """The module; a second vocabulary is the source's, when it has its own."""
@@ -37,7 +41,7 @@ class Network(nn.Module):
 
     decoder only:    network(ids, padding=None, positions=None, document=None) -> logits
     encoder-decoder: network(target_ids, source_ids=..., source_padding=..., target_padding=None) -> logits
-    encoder only:    network(ids, padding=None) -> logits; network.encode(ids, padding).states -> states
+    encoder only:    network(ids, padding=None, segments=None, positions=None) -> logits; network.encode(...) -> states
     """
 
     def __init__(self, description: Model, vocabulary: int, source_vocabulary: int | None = None) -> None:
@@ -53,7 +57,8 @@ class Network(nn.Module):
             self.source_embed = description.embed.build(width, source_vocabulary or vocabulary)
             if description.shared and source_vocabulary is None:
                 self.source_embed.table.weight = self.embed.table.weight
-        self.readout = description.readout.build(width, vocabulary, self.embed.table)
+        self.readout: Reading = description.readout.build(width, vocabulary, self.embed.table)
+        self.aside = description.aside.build(width, vocabulary, self.embed.table) if description.aside else None
 
     @property
     def longest(self) -> int | None:
@@ -68,25 +73,20 @@ class Network(nn.Module):
         source_padding: Tensor | None = None,
         target_padding: Tensor | None = None,
         padding: Tensor | None = None,
+        segments: Tensor | None = None,
         positions: Tensor | None = None,
         document: Tensor | None = None,
     ) -> Tensor:
         """BT -> BTN: the logits, in the caller's order; left padding is moved to the right and back again."""
-        padding = target_padding if padding is None else padding
         source_ids, source_padding, _ = realign(source_ids, source_padding)
-        moved, padding, order = realign(ids, padding)
+        moved, padding, order = realign(ids, target_padding if padding is None else padding)
         assert moved is not None
-        if order is not None:
-            positions = None if positions is None else positions.gather(1, order)
-            document = None if document is None else document.gather(1, order)
         states = self.states(
-            ids=moved, source_ids=source_ids, source_padding=source_padding, padding=padding, positions=positions,
-            document=document,
+            ids=moved, source_ids=source_ids, source_padding=source_padding, padding=padding,
+            segments=ordered(segments, order), positions=ordered(positions, order), document=ordered(document, order),
         )  # fmt: skip
-        logits: Tensor = self.readout(states)
-        if order is None:
-            return logits
-        return torch.empty_like(logits).scatter_(1, order[..., None].expand_as(logits), logits)
+        logits: Tensor = self.readout(states, padding)
+        return restored(logits, order) if self.description.readout.tokenwise else logits
 
     def states(
         self,
@@ -95,32 +95,62 @@ class Network(nn.Module):
         source_ids: Tensor | None = None,
         source_padding: Tensor | None = None,
         padding: Tensor | None = None,
+        segments: Tensor | None = None,
         positions: Tensor | None = None,
         document: Tensor | None = None,
         record: Record | None = None,
         change: Change | None = None,
+        every: list[Tensor] | None = None,
         recompute: bool = False,
     ) -> Tensor:
-        """BT -> BTD: the last layer's states, which the readout reads; padding on the right only."""
+        """BT -> BTD: the last layer's states, which the readout reads; padding on the right only.
+
+        `every` is filled with what goes into each layer of the stack that is read out, and what comes out of the last.
+        """
         both = Context(record=record, change=change, recompute=recompute)
-        context = replace(both, padding=padding, positions=positions, document=document)
+        context = replace(
+            both, padding=padding, segments=segments, positions=positions, document=document, every=every
+        )  # fmt: skip
         if source_ids is not None and (self.encoder is None or self.decoder is None):
             raise InputError("this model reads one text, not source_ids=... besides it")
         if self.decoder is None:
-            return self.encode(ids, context=context).states
+            return self.read(ids, context=context).states
         if self.encoder is not None:
             if source_ids is None:
                 raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
             outside = replace(both, padding=source_padding)
-            context = replace(context, source=self.encode(source_ids, context=outside))
+            context = replace(context, source=self.read(source_ids, context=outside))
         return self.decode(ids, context)[0]
 
-    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """The summed cross entropy of targets BT (negative: not asked) given the arguments of `states`."""
-        return self.readout.loss(self.states(**inputs), targets, smoothing)
+    def loss(
+        self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0, aside: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
+        """The summed loss of targets (-100: not asked) given the arguments of `states`, and of what is asked aside."""
+        states, padding = self.states(**inputs), inputs.get("padding")
+        loss = self.readout.loss(states, targets, smoothing, padding)
+        if aside is None or self.aside is None or self.description.aside is None:
+            return loss
+        return loss + self.description.aside.weight * self.aside.loss(states, aside, 0.0, padding)
 
-    def encode(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
-        """BS -> what the encoder says of the source."""
+    def encode(
+        self,
+        ids: Tensor,
+        padding: Tensor | None = None,
+        segments: Tensor | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """BS -> BSD: the encoder's states, in the caller's order."""
+        if self.encoder is None:
+            raise InputError("this model has no encoder. Call states instead.")
+        moved, padding, order = realign(ids, padding)
+        assert moved is not None
+        context = Context(
+            padding=padding, segments=ordered(segments, order), positions=ordered(positions, order)
+        )  # fmt: skip
+        return restored(self.read(moved, context=context).states, order)
+
+    def read(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
+        """BS -> what the encoder says of the source; padding on the right only."""
         context = Context(padding=padding) if context is None else context
         assert self.encoder is not None
         states, final = self.encoder(self.source_embed(ids, context), context.under("encoder"))
@@ -141,4 +171,18 @@ def realign(ids: Tensor | None, padding: Tensor | None) -> tuple[Tensor | None, 
     if not bool((padding[:, 1:] & ~padding[:, :-1]).any()):
         return ids, padding, None
     order = (~padding).long().argsort(dim=1, stable=True)
-    return ids.gather(1, order), padding.gather(1, order), order
+    return ordered(ids, order), padding.gather(1, order), order
+
+
+def ordered(values: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """BT... with its slots in this order."""
+    return values if values is None or order is None else values.gather(1, _along(order, values))
+
+
+def restored(values: Tensor, order: Tensor | None) -> Tensor:
+    """BT... back in the caller's order."""
+    return values if order is None else torch.empty_like(values).scatter_(1, _along(order, values), values)
+
+
+def _along(order: Tensor, values: Tensor) -> Tensor:
+    return order.reshape(*order.shape, *[1] * (values.dim() - 2)).expand_as(values)

@@ -58,4 +58,6 @@ class StackLayers(nn.Module):
         """BTD -> BTD, and what the layers remember."""
         context = context if self.bias is None else replace(context, bias=self.bias)
         x, memory = self.wiring(x, context, memory)
-        return self.closing(x), memory
+        x = self.closing(x)
+        context.keep(x)
+        return x, memory

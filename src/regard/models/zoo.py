@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast
 
 from regard.models.model import Model
-from regard.models.readout import Vocabulary
+from regard.models.pooled import Label
+from regard.models.readout import Transform, Vocabulary
 from regard.models.stack import AnySublayer, Stack
 from regard.parts.attention import CrossAttention, SelfAttention
 from regard.parts.attentive import After, Attentional, Attentive, Before
 from regard.parts.cell import GRU, LSTM, Cell
 from regard.parts.embed import Embed
 from regard.parts.feedforward import Activation, FeedForward
-from regard.parts.join import PostNorm, PreNorm, Replace
+from regard.parts.join import LayerNorm, PostNorm, PreNorm, Replace, RMSNorm
 from regard.parts.pattern import Causal, Everything, Look
 from regard.parts.position import Concatenated, Learned, RelativeBias, Rotary, Sinusoid, at
 from regard.parts.recurrent import Bridged, Carried, Reads, Recurrent
@@ -142,10 +143,11 @@ def transformer(
 
 
 def gpt2(
-    width: int = 768,
-    depth: int = 12,
-    heads: int = 12,
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
     *,
+    size: Literal["small", "medium", "large", "xl"] = "small",
     inner: int | None = None,
     dropout: float = 0.1,
     score: AnyScore = Dot(),  # noqa: B008
@@ -154,7 +156,8 @@ def gpt2(
     activation: Activation = "gelu_tanh",
     tied: bool = True,
 ) -> Model:
-    """The decoder alone, a language model (Radford 2019); as it stands, the smallest published size."""
+    """The decoder alone, a language model (Radford 2019); `size` is a published one, unless widths are said."""
+    width, depth, heads = _sized(_GPT2[size], width, depth, heads)
     rotary = cast(Rotary | None, at("attention", position))
     look_back = SelfAttention(heads, see=Causal(), score=score, position=rotary)
     return Model(
@@ -168,3 +171,100 @@ def gpt2(
         ),
         readout=Vocabulary(tied=tied),
     )
+
+
+def bert(
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    *,
+    size: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base",
+    inner: int | None = None,
+    longest: int = 512,
+    dropout: float = 0.1,
+    score: AnyScore = Dot(),  # noqa: B008
+    position: Learned | Sinusoid | Rotary | RelativeBias | None = None,
+    join: PostNorm | PreNorm | Reversible = PostNorm(LayerNorm(1e-12)),  # noqa: B008
+    activation: Activation = "gelu",
+    next_sentence: bool = False,
+) -> Model:
+    """The encoder alone, which fills in masked words (Devlin 2018); `size` is a published one, unless widths are said.
+
+    `position`: learned up to `longest` when not said. `next_sentence`: says besides whether a second text follows the
+    first.
+    """
+    width, depth, heads = _sized(_BERT[size], width, depth, heads)
+    position = position or Learned(longest)
+    look = SelfAttention(heads, score=score, position=cast(Rotary | None, at("attention", position)))
+    bias = cast(RelativeBias | None, at("stack", position))
+    norm = LayerNorm(1e-12)
+    return Model(
+        width,
+        embed=Embed(cast("Learned | None", at("embedding", position)), dropout=dropout, segments=2, norm=norm),
+        encoder=Stack(depth * ((look, FeedForward(inner or 4 * width, activation)),), join, dropout, bias),
+        readout=Vocabulary(biased=True, transform=Transform(activation, norm)),
+        aside=Label(("next", "elsewhere"), weight=20.0) if next_sentence else None,
+    )
+
+
+def t5(
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    *,
+    size: Literal["small", "base", "large", "3b", "11b"] = "small",
+    version: Literal["1.0", "1.1"] = "1.1",
+    inner: int | None = None,
+    key_width: int | None = None,
+    decoder_depth: int | None = None,
+    dropout: float = 0.1,
+    position: RelativeBias | Rotary | None = RelativeBias(),  # noqa: B008
+    join: PreNorm | Reversible = PreNorm(RMSNorm()),  # noqa: B008
+) -> Model:
+    """Text to text (Raffel 2019): no biases, no scale in the dot product, a learnt bias for each distance.
+
+    `version` "1.0" has ReLU and ties the readout to the embedding; "1.1" gates the feed-forward and ties nothing.
+    """
+    chosen = _T5[version, size]
+    inner = inner or (4 * width if width else chosen[3])
+    key_width = key_width or (None if width or heads else chosen[4])
+    width, depth, heads = _sized(chosen[:3], width, depth, heads)
+    gated = version == "1.1"
+    rotary = cast(Rotary | None, at("attention", position))
+    bias = cast(RelativeBias | None, at("stack", position))
+    score = Dot(scaled=False)
+    look = SelfAttention(heads, score=score, position=rotary, key_width=key_width, biased=False)
+    look_over = CrossAttention(heads, score=score, key_width=key_width, biased=False)
+    feed = FeedForward(inner, "gelu_tanh" if gated else "relu", gated=gated, biased=False, dropout=dropout)
+    return Model(
+        width,
+        embed=Embed(dropout=dropout, spread=1.0),
+        encoder=Stack(depth * ((look, feed),), join, dropout, bias),
+        decoder=Stack(
+            (decoder_depth or depth) * ((replace(look, see=Causal()), look_over, feed),), join, dropout, bias
+        ),
+        readout=Vocabulary(tied=not gated, scaled=not gated),
+    )
+
+
+def _sized(
+    chosen: tuple[int, ...], width: int | None, depth: int | None, heads: int | None
+) -> tuple[int, int, int]:  # fmt: skip
+    """Width, depth and heads as a size has them, where nothing else is said; 64 a head in another width."""
+    even = chosen[2] if width is None else max(1, width // 64)
+    return width or chosen[0], depth or chosen[1], heads or even
+
+
+# Width, depth, heads of the published sizes (Turc 2019 for those below base), and of T5 its inner and key widths.
+_GPT2 = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}
+_BERT = {
+    "tiny": (128, 2, 2), "mini": (256, 4, 4), "small": (512, 4, 8), "medium": (512, 8, 8), "base": (768, 12, 12),
+    "large": (1024, 24, 16),
+}  # fmt: skip
+_T5 = {
+    ("1.0", "small"): (512, 6, 8, 2048, 64), ("1.0", "base"): (768, 12, 12, 3072, 64),
+    ("1.0", "large"): (1024, 24, 16, 4096, 64), ("1.0", "3b"): (1024, 24, 32, 16384, 128),
+    ("1.0", "11b"): (1024, 24, 128, 65536, 128), ("1.1", "small"): (512, 8, 6, 1024, 64),
+    ("1.1", "base"): (768, 12, 12, 2048, 64), ("1.1", "large"): (1024, 24, 16, 2816, 64),
+    ("1.1", "3b"): (2048, 24, 32, 5120, 64), ("1.1", "11b"): (4096, 24, 64, 10240, 64),
+}  # fmt: skip

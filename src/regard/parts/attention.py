@@ -43,6 +43,7 @@ class SelfAttentionLayer(Sublayer):
         self.query_key_value = linear(width, 3 * inner, parts=3, biased=description.biased)
         self.out = linear(inner, width, biased=description.biased)
         self.score = description.score.build(key_width, key_width, self.heads)
+        self.query_key_value.weight.data[:inner] *= self.score.first
         self.position = description.position.build(key_width) if description.position else None
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
@@ -112,6 +113,7 @@ class CrossAttentionLayer(Sublayer):
         self.key_value = linear(source_width, 2 * inner, parts=2, biased=description.biased)
         self.out = linear(inner, width, biased=description.biased)
         self.score = description.score.build(key_width, key_width, self.heads)
+        self.query.weight.data *= self.score.first
         self.focus = description.see.focus(width)
 
     def forward(

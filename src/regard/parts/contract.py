@@ -108,6 +108,7 @@ class Context:
     end: int | None = None  # host-side bound of the slots in use; needed only when start is a tensor
     positions: Tensor | None = None  # BT, when they are not simply start, start + 1, ... (packed documents)
     document: Tensor | None = None  # BT, which packed document a token belongs to
+    segments: Tensor | None = None  # BT, which of two texts a token belongs to; the embedding reads it
     bias: nn.Module | None = (
         None  # (query positions, key positions) -> (1|B)HTS; the stack sets it, self-attention reads
     )
@@ -115,6 +116,7 @@ class Context:
     recompute: bool = False  # true while learning without keeping what is inside a layer for the way back
     record: Record | None = None  # set while someone is looking
     change: Change | None = None
+    every: list[Tensor] | None = None  # given what goes into each layer, and what comes out at the end, when asked
     choices: Choices | None = None
     name: str = ""  # the path to this layer, kept up only while someone looks or changes
 
@@ -143,6 +145,11 @@ class Context:
         if self.record is None and self.change is None:
             return self
         return replace(self, name=f"{self.name}.{part}" if self.name else part)
+
+    def keep(self, states: Tensor) -> None:
+        """Keep what stands between two layers, if someone asked for it."""
+        if self.every is not None:
+            self.every.append(states)
 
     @property
     def looking(self) -> bool:

@@ -9,17 +9,24 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.parts.contract import Context
+from regard.parts.join import Norm
 from regard.parts.linear import table
 from regard.parts.position import Concatenated, Learned, Sinusoid
 
 
 @dataclass(frozen=True)
 class Embed:
-    """A table of vectors, scaled by sqrt(width) when `scaled` (Vaswani 2017, section 3.4), with a position."""
+    """A table of vectors, scaled by sqrt(width) when `scaled` (Vaswani 2017, section 3.4), with a position.
+
+    BERT also adds a vector for the segment, which of two texts a token belongs to, and normalises the sum.
+    """
 
     position: Sinusoid | Learned | Concatenated | None = None
     scaled: bool = False
     dropout: float = 0.0
+    segments: int = 0
+    norm: Norm | None = None
+    spread: float | None = None  # of the vectors at first; width ** -0.5 when not said
 
     def build(self, width: int, vocabulary: int) -> EmbedLayer:
         """The module for a stream of this width over this many tokens."""
@@ -32,7 +39,12 @@ class EmbedLayer(nn.Module):
         self.position = description.position.build(width) if description.position else None
         self.longest = getattr(description.position, "longest", None)
         table_width = width - (self.position.taken if self.position is not None else 0)
-        self.table = nn.Embedding(vocabulary, table_width, _weight=table(vocabulary, table_width, table_width**-0.5))
+        spread = table_width**-0.5 if description.spread is None else description.spread
+        self.table = nn.Embedding(vocabulary, table_width, _weight=table(vocabulary, table_width, spread))
+        self.segments = None
+        if description.segments:
+            self.segments = nn.Embedding(description.segments, width, _weight=table(description.segments, width, 0.02))
+        self.norm = description.norm.build(width) if description.norm else nn.Identity()
         self.scale = math.sqrt(table_width) if description.scaled else 1.0
         self.dropout = nn.Dropout(description.dropout)
 
@@ -43,8 +55,14 @@ class EmbedLayer(nn.Module):
         if self.position is not None:
             self.check(context, ids.shape[1])
             x = self.position(x, context.places(ids.shape[1], ids.device))
-        dropped: Tensor = self.dropout(x)
+        if self.segments is not None:
+            x = x + self.segments(self.segments_of(ids, context))
+        dropped: Tensor = self.dropout(self.norm(x))
         return dropped
+
+    def segments_of(self, ids: Tensor, context: Context) -> Tensor:
+        """BT: which text each token belongs to; the first when nothing is said."""
+        return ids.new_zeros(ids.shape) if context.segments is None else context.segments
 
     def check(self, context: Context, length: int) -> None:
         """Refuse what lies beyond the last learnt position."""

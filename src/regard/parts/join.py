@@ -62,6 +62,7 @@ class InSequence(nn.Module):
         """BTD -> BTD, and a tuple of what each sublayer remembers."""
         kept: list[Memory] = []
         for number, layer in enumerate(self.layers):
+            context.keep(x)
             was = memory[len(kept) : len(kept) + len(cast(SequenceLayer, layer))] if memory else None
             x, now = layer(x, context.under(str(number)), was)
             kept += now

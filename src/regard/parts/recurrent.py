@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,19 @@ from regard.parts.linear import linear
 Reads = Literal["forward", "backward", "both"]
 
 
+class Whole(Protocol):
+    """A cell as a reader needs it."""
+
+    holds: ClassVar[bool]
+
+    def whole(self, inputs: int, width: int) -> nn.RNNBase:
+        """The module that reads whole sequences."""
+
+
 class Reader(nn.Module):
     """One cell that reads whole sequences, from the left or from the right; padding leaves its state as it was."""
 
-    def __init__(self, cell: Cell, inputs: int, width: int, backward: bool) -> None:
+    def __init__(self, cell: Whole, inputs: int, width: int, backward: bool) -> None:
         super().__init__()
         self.cell = cell.whole(inputs, width)
         self.holds, self.backward = cell.holds, backward

@@ -60,6 +60,8 @@ class InTurn(nn.Module):
         tape = Tape() if forgetful else None
         pair, kept = (x, x), []
         for number, layer in enumerate(self.layers):
+            if context.every is not None:
+                context.keep((pair[0] + pair[1]) * 0.5)
             pair, now = layer(pair, context.under(str(number)), memory[number] if memory else None, tape)
             kept.append(now)
         return (pair[0] + pair[1]) * 0.5, tuple(kept)

@@ -16,6 +16,7 @@ class Score(nn.Module):
     """Queries BHTK and keys BHSK -> BHTS. When `scale` is a number, it is a scaled dot product and may be fused."""
 
     scale: float | None = None
+    first: float = 1.0  # how large the map to queries is drawn at first, where no scale keeps scores small
 
     def queries(self, q: Tensor) -> Tensor:
         """BHTK -> BHTK': what is compared of a query."""
@@ -33,21 +34,23 @@ class Score(nn.Module):
 
 @dataclass(frozen=True)
 class Dot:
-    """q·k (Luong), divided by the square root of the key width when scaled (Vaswani)."""
+    """q·k (Luong), divided by the square root of the key width when scaled (Vaswani), times a factor."""
 
     scaled: bool = True
+    factor: float = 1.0
 
     def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
         """The score over heads of these widths."""
         if query_width != key_width:
             raise InputError(f"a dot product needs equal widths, got {query_width} and {key_width}. Try general.")
-        return DotScore(1 / math.sqrt(key_width) if self.scaled else 1.0)
+        even = 1 / math.sqrt(key_width)  # what keeps the products of random vectors near 1
+        return DotScore(self.factor * (even if self.scaled else 1.0), 1.0 if self.scaled else even)
 
 
 class DotScore(Score):
-    def __init__(self, scale: float) -> None:
+    def __init__(self, scale: float, first: float) -> None:
         super().__init__()
-        self.scale = scale
+        self.scale, self.first = scale, first
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,15 @@ _POOL = 100
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a network is given and what it should answer, with IGNORE where nothing is asked: BT."""
+    """What a network is given and what it should answer, with IGNORE where nothing is asked: BT, or B of whole texts.
+
+    `aside` is what it should say of each text besides.
+    """
 
     inputs: dict[str, Tensor]
     targets: Tensor
     samples: tuple[int, ...]
+    aside: Tensor | None = None
 
     @cached_property
     def tokens(self) -> int:
@@ -34,7 +38,8 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         inputs = {name: value.to(device, non_blocking=True) for name, value in self.inputs.items()}
-        moved = Batch(inputs, self.targets.to(device, non_blocking=True), self.samples)
+        aside = None if self.aside is None else self.aside.to(device, non_blocking=True)
+        moved = Batch(inputs, self.targets.to(device, non_blocking=True), self.samples, aside)
         # Counted before the move, because counting on a GPU would wait for it.
         vars(moved)["tokens"] = self.tokens
         return moved
