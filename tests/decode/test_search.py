@@ -10,7 +10,7 @@ import torch
 
 from regard.decode.choose import Options
 from regard.decode.pool import Hypothesis
-from regard.decode.search import length_penalty, search
+from regard.decode.search import search
 from regard.errors import InputError
 from regard.models.model import Model, Network
 from regard.models.readout import Vocabulary
@@ -66,7 +66,7 @@ def defined_beam(network, source, prompt, options: Options, limit: int) -> list[
         ]
         grown.sort(key=lambda pair: -pair[1])
         top = grown[: 2 * options.beam]
-        penalty = length_penalty(made, options.length_penalty)
+        penalty = options.penalty(made)
         for said, total in top[: options.beam]:
             if said[-1] == END or made == limit:
                 finished.append((said[:-1] if said[-1] == END else said, total / penalty))
@@ -250,7 +250,7 @@ def test_a_coverage_penalty_ranks_by_what_was_attended_to():
         weights = torch.stack([record.matrix(name).mean(1) for name in record.rows]).mean(0)
         length = len(hypothesis.tokens) + hypothesis.ended
         coverage = 0.5 * weights.sum(1).clamp(1e-9, 1.0).log().sum().item()
-        expected = hypothesis.log_probability / length_penalty(length, options.length_penalty) + coverage
+        expected = hypothesis.log_probability / options.penalty(length) + coverage
         assert hypothesis.score == pytest.approx(expected, abs=1e-4)
     assert [h.score for h in plain] != [h.score for h in covered]
 

@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from regard.errors import InputError
+
+T = TypeVar("T", float, Tensor)
+
+Normalization = Literal["wu", "length"]
+"""What counts as length: (5 + tokens) / 6 (Wu 2016, equation 14), or the tokens, as Hugging Face has it."""
+
+Ending = Literal["exact", "likely", "full"]
+"""When a beam search ends: when nothing alive can end better than what is there; when it would not if it ended now; or
+as soon as there are as many answers as beams. Hugging Face's early_stopping "never", false and true."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +27,9 @@ class Options:
 
     beam: int = 1
     n_best: int = 1
-    length_penalty: float = 0.6  # Wu 2016, equation 14: scores are divided by ((5 + length) / 6) ** this
+    length_penalty: float = 0.6  # scores are divided by the length to this power
+    normalization: Normalization = "wu"
+    ending: Ending = "exact"
     coverage_penalty: float = 0.0  # Wu 2016: punishes source words that nobody attended to
     temperature: float = 0.0
     top_k: int = 0
@@ -50,6 +62,10 @@ class Options:
                 raise InputError(f"{name} must be {least} to {most}, got {value}.")
         if self.n_best > self.beam and self.temperature == 0:
             raise InputError(f"n_best {self.n_best} needs a beam of at least {self.n_best}, got beam {self.beam}.")
+
+    def penalty(self, length: T) -> T:
+        """What the sum of log-probabilities of so many tokens is divided by."""
+        return ((5 + length) / 6 if self.normalization == "wu" else length) ** self.length_penalty
 
 
 Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

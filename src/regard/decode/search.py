@@ -151,7 +151,7 @@ class _Rows:
     def finish(self, candidates: _Candidates) -> None:
         """Put finished candidates among the best `beam` into the pool of their sentence."""
         ranks = torch.arange(candidates.sums.shape[1], device=self.device)
-        scores = candidates.sums / length_penalty(self.made, self.options.length_penalty)
+        scores = candidates.sums / self.options.penalty(float(self.made))
         if self.coverage is not None:
             scores = scores + self.coverage_penalty().gather(1, candidates.parents)
         scores = scores.masked_fill(~candidates.finished | (ranks >= self.beam), -torch.inf)
@@ -195,10 +195,16 @@ class _Rows:
 
         A sum of log-probabilities only falls, and coverage only costs. So no row can end with more than its sum now,
         divided by the penalty of the length that flatters it most: the limit's, or the next when short is favoured.
+        That is exact. Other endings guess: that it ends now, or that as many answers as beams are enough.
         """
-        flattering = self.limit if self.options.length_penalty > 0 else torch.full_like(self.limit, self.made + 1)
-        bound = self.sums[:, 0] / length_penalty(flattering, self.options.length_penalty)
-        worst = min(self.options.n_best, self.beam) - 1
+        long = self.options.ending == "exact" and self.options.length_penalty > 0
+        now = self.made + (1 if self.options.ending == "exact" else 0)
+        flattering = self.limit if long else torch.full_like(self.limit, now)
+        bound = self.sums[:, 0] / self.options.penalty(flattering.float())
+        if self.options.ending == "full":
+            bound = torch.where(self.sums[:, 0] > -torch.inf, torch.inf, bound)
+            bound = bound.masked_fill(self.pool.scores[:, -1] > -torch.inf, -torch.inf)
+        worst = (min(self.options.n_best, self.beam) if self.options.ending == "exact" else self.beam) - 1
         return (bound > self.pool.scores[:, worst]).nonzero().flatten()
 
     def advance(self) -> None:
@@ -217,12 +223,6 @@ class _Rows:
         if self.context.source.padding is not None:
             missed = missed.masked_fill(~self.context.source.padding[:, None], 0.0)
         return self.options.coverage_penalty * missed.sum(dim=-1)
-
-
-def length_penalty(length: int | Tensor, strength: float) -> float | Tensor:
-    """Wu 2016, equation 14: ((5 + length) / 6) ** strength."""
-    penalty: float | Tensor = ((5 + length) / 6) ** strength
-    return penalty
 
 
 def _padded(prompts: Sequence[Sequence[int]], device: torch.device) -> Tensor:
