@@ -96,10 +96,46 @@ def test_folders_pair_file_by_file(tmp_path: Path, cache: Cache) -> None:
     assert pairs(read_corpus(f"{tmp_path}/{{de,en}}", cache=cache)) == [("x", "y")] * 5
 
 
-@pytest.mark.parametrize("fields", [("de", "en"), ("0", "1"), ("²", "1")])
-def test_a_field_that_is_no_column_is_refused(tmp_path: Path, cache: Cache, fields: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match=r"is no number of a column \(text\.fields\)"):
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (("0", "1"), r'^"0" is no number of a column \(text\.fields\)'),
+        (("de", "en"), r't\.tsv line 1 names no column "de" \(text\.fields\)\. Known: a, b\.$'),
+        (("²", "1"), r't\.tsv line 1 names no column "²"'),
+        ((), r"^0 fields were named \(text\.fields\)"),
+        (("1", "2", "3", "4"), r"^4 fields were named \(text\.fields\)"),
+    ],
+)
+def test_a_field_that_is_no_column_is_refused(
+    tmp_path: Path, cache: Cache, fields: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
         read_corpus(write(tmp_path / "t.tsv", b"a\tb\n"), Reading(fields=fields), cache)
+
+
+@pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
+@pytest.mark.parametrize("name", ["t.tsv", "t.tsv.gz"])
+def test_a_first_line_that_names_columns_is_no_text(tmp_path: Path, cache: Cache, ending: bytes, name: str) -> None:
+    reading = Reading(fields=("en", "de"), bad_utf8="skip")
+    lines = [b"\xef\xbb\xbfde\tx\ten", b"Hund\t1\tdog", b"\xff\t2\tcat", b"Kuh\t3\tcow\r"]
+    corpus = read_corpus(write(tmp_path / name, ending.join(lines)), reading, cache)
+    assert pairs(corpus) == [("dog", "Hund"), ("", ""), ("cow\r", "Kuh")]
+    assert (sorted(corpus.bad), len(corpus)) == ([1], 3)
+    assert corpus.where([0, 2]) == f"{tmp_path}/{name}:2, 4"
+    with pytest.raises(InputError, match=r"line 3 has 1 columns"):
+        read_corpus(write(tmp_path / "u.tsv", b"de\ten\na\tb\nc\n"), reading, cache)
+    with pytest.raises(InputError, match=r"v\.tsv has 0 lines"):
+        read_corpus(write(tmp_path / "v.tsv", b"de\ten\n"), reading, cache)
+
+
+@pytest.mark.parametrize("fields", [("de", "en"), ("de", "de", "en")])
+def test_each_file_of_a_folder_has_its_own_first_line(tmp_path: Path, cache: Cache, fields: tuple[str, ...]) -> None:
+    (tmp_path / "f").mkdir()
+    write(tmp_path / "f" / "a.tsv", b"de\ten\r\nHund\tdog\r\nKuh\tcow\r\n")
+    write(tmp_path / "f" / "b.tsv", b"en\tde\ncat\tKatze\n")
+    corpus = read_corpus(str(tmp_path / "f"), Reading(fields=fields), cache)
+    source = (lambda word: word) if len(fields) == 2 else (lambda word: f"{word}\t{word}")
+    assert pairs(corpus) == [(source("Hund"), "dog"), (source("Kuh"), "cow"), (source("Katze"), "cat")]
 
 
 def test_a_form_says_which_fields_to_take(tmp_path: Path, cache: Cache) -> None:

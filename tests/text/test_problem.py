@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -12,11 +14,14 @@ from regard.describe import from_plain, to_plain
 from regard.errors import InputError
 from regard.text import encode as encode_module
 from regard.text.batch import IGNORE, Batch, Plan
-from regard.text.corpus import Corpus
+from regard.text.cache import Cache
+from regard.text.corpus import Corpus, join_corpora, read_corpus
 from regard.text.encode import encode_texts
-from regard.text.problem import NextToken, Translation, default_problem
+from regard.text.files import Reading
+from regard.text.problem import NextToken, Problem, Translation, default_problem
 from regard.text.samples import Samples
-from regard.text.tokenizer import BEGIN, END, MASK, PAD, Tokenizer
+from regard.text.texts import Stored, prefixed, side_digest, sizes_of
+from regard.text.tokenizer import BEGIN, END, MASK, PAD, Roles, Tokenizer
 from regard.text.vocabulary import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece
 
 BYTE = Byte().train([])
@@ -220,6 +225,21 @@ def test_every_packed_row_is_itself_up_to_padding(documents: list[str], length: 
 
 
 @given(documents=DOCUMENTS, length=st.integers(1, 20))
+def test_a_token_that_both_begins_and_ends_texts_is_still_said_at_their_end(documents: list[str], length: int) -> None:
+    if not any(documents):
+        return
+    one = Tokenizer.from_json(BYTE.to_json(), Roles(begin=END, end=END))
+    corpus = Corpus(documents, None, ("t.txt",))
+    expected, found = (NextToken(length).samples(corpus, (tokenizer, None)) for tokenizer in (BYTE, one))
+    rows = range(len(expected))
+    theirs, ours = expected.batch(rows), found.batch(rows)
+    assert torch.equal(ours.targets, theirs.targets)
+    assert ours.inputs.keys() == theirs.inputs.keys()
+    for name in theirs.inputs.keys() - {"ids"}:
+        assert torch.equal(ours.inputs[name], theirs.inputs[name])
+
+
+@given(documents=DOCUMENTS, length=st.integers(1, 20))
 def test_documents_and_positions_restart_where_a_document_or_a_row_begins(documents: list[str], length: int) -> None:
     if not any(documents):
         return
@@ -307,6 +327,42 @@ def test_no_room_for_a_token_is_refused(kind: type[NextToken]) -> None:
         kind(0)
 
 
-@pytest.mark.parametrize("problem", [Translation(longest=9), NextToken(length=9)])
+@pytest.mark.parametrize("problem", [Translation(longest=9, prefix="to English: "), NextToken(length=9)])
 def test_a_problem_can_be_written_and_read(problem: Translation | NextToken) -> None:
-    assert from_plain(Translation | NextToken, to_plain(problem), where="text.problem") == problem
+    assert from_plain(Problem, to_plain(problem), where="text.problem") == problem
+
+
+def test_a_prefix_stands_before_every_source(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_bytes(b"ab\tx\n\ty\n \tz\n\xff\tw\ncd\tv\n")
+    problem, reading = Translation(prefix="say: "), Reading(bad_utf8="skip")
+    for cache in (Cache(), Cache(tmp_path / "cache")):
+        corpus = read_corpus(str(tmp_path / "t.tsv"), reading, cache)
+        samples = problem.samples(corpus, (BYTE, None), cache)
+        plain = Translation().samples(corpus, (BYTE, None), cache)
+        assert samples.left_out.counts() == plain.left_out.counts() == {"not UTF-8": 1, "empty": 2}
+        assert samples.bytes == plain.bytes == 2
+        batch = samples.batch([0, 1])
+        assert batch.inputs["source_ids"].tolist() == [[*numbers(f"say: {text}"), END] for text in ("ab", "cd")]
+        assert torch.equal(batch.targets, plain.batch([0, 1]).targets)
+        assert samples.where([1]) == plain.where([1])
+        assert problem.wording(corpus).sources[-1] == "say: cd"
+        assert Translation().wording(corpus).sources is corpus.sources
+
+
+def test_prefixed_texts_stay_on_the_disk_and_are_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "t.txt").write_bytes(b"one\n\ntwo\n")
+    stored = read_corpus(str(tmp_path / "t.txt"), Reading("line")).sources
+    assert isinstance(stored, Stored)
+    assert prefixed(stored, "") is stored
+    texts, other = prefixed(stored, "a: "), prefixed(stored, "b: ")
+    assert list(texts) == ["a: one", "", "a: two"] == [texts[0], texts[1], texts[-1]]
+    assert texts[1:] == ["", "a: two"]
+    assert len({side_digest(stored), side_digest(texts), side_digest(other)}) == 3
+    assert side_digest(texts) == side_digest(prefixed(stored, "a: "))
+    assert sizes_of(texts, 1).tolist() == [0, 3]
+    parts = [Corpus(texts, texts, ("a",)), Corpus(other, other, ("b",))]
+    joined = join_corpora([(part, 1.0) for part in parts])
+    assert list(joined.sources) == [*texts, *other]
+    assert sizes_of(joined.sources, 2, 4).tolist() == [3, 3]
+    rows = encode_texts(BYTE, joined.sources)
+    assert rows.lengths.tolist() == [8, 0, 8, 8, 0, 8]

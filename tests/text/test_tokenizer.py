@@ -20,7 +20,7 @@ from regard.errors import DamagedFile, InputError
 from regard.text import texts as texts_module
 from regard.text.corpus import Corpus
 from regard.text.texts import cut_text
-from regard.text.tokenizer import BEGIN, END, MASK, PAD, SPECIALS, UNKNOWN, Tokenizer
+from regard.text.tokenizer import BEGIN, END, MASK, PAD, SPECIALS, UNKNOWN, Roles, Tokenizer
 from regard.text.vocabulary import (
     BPE,
     Byte,
@@ -413,3 +413,38 @@ def test_a_kind_can_be_written_and_read(kind: TokenizerKind) -> None:
     plain = to_plain(kind)
     assert plain["kind"] in ("character", "byte", "word", "bpe", "unigram", "word_piece", "saved")
     assert from_plain(TokenizerKind, plain, where="text.tokenizer") == kind
+
+
+def test_roles_say_which_token_plays_which_part() -> None:
+    plain = TRAINED["bpe"]
+    roles = Roles(begin=PAD, end=BEGIN, unknown=None, opening=())
+    told = Tokenizer.from_json(plain.to_json(), roles)
+    assert (told.begin, told.end, told.pad, told.mask, told.opening) == (PAD, BEGIN, PAD, MASK, ())
+    assert (plain.begin, plain.opening) == (BEGIN, (BEGIN,))
+    assert told.encode("a b") == plain.encode("a b")
+    assert told.digest != plain.digest
+
+
+def test_pieces_beyond_what_the_model_knows_are_unknown() -> None:
+    plain = TRAINED["character"]
+    few = Tokenizer.from_json(plain.to_json(), Roles(known=plain.encode("b")[0]))
+    assert few.encode("ab") == [plain.encode("a")[0], UNKNOWN]
+    assert few.encode_in_place("ab").ids == few.encode("ab")
+    assert few.vocabulary == plain.encode("b")[0]
+    assert few.unknowns(few.encode("ab")) == [1]
+
+
+def test_sentinels_come_in_the_order_of_their_names() -> None:
+    library = tokenizers.Tokenizer.from_str(TRAINED["byte"].to_json())
+    assert TRAINED["byte"].sentinels == []
+    library.add_special_tokens(["<extra_id_1>", "<extra_id_0>", "<extra_id_3>"])
+    size = TRAINED["byte"].vocabulary
+    assert Tokenizer(library).sentinels == [size + 1, size]
+
+
+def test_a_vocabulary_with_one_special_token_has_it_play_every_part() -> None:
+    model = models.BPE({letter: number for number, letter in enumerate(["<|endoftext|>", "a", "b"])}, [])
+    library = tokenizers.Tokenizer(model)
+    library.add_special_tokens(["<|endoftext|>"])
+    tokenizer = Tokenizer(library)
+    assert (tokenizer.begin, tokenizer.end, tokenizer.pad) == (0, 0, 0)

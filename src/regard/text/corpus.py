@@ -17,7 +17,8 @@ from regard.text.align import find_shift
 from regard.text.cache import Cache, digest_of
 from regard.text.files import Reading
 from regard.text.forms import open_sides
-from regard.text.texts import Chained, bad_texts, side_digest, sizes_of
+from regard.text.music import is_music, read_chorales, text_of, transposed
+from regard.text.texts import Chained, bad_texts, prefixed, side_digest, sizes_of
 
 if TYPE_CHECKING:
     from regard.text.split import Split
@@ -32,6 +33,7 @@ class Part:
     names: tuple[str, ...]
     texts: int
     weight: float = 1.0
+    header: int = 0  # lines before the first text
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +45,7 @@ class Corpus:
     names: tuple[str, ...]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
     parts: tuple[Part, ...] = ()
+    joined: bool = False  # each source is two texts, with a tab between them
 
     def __post_init__(self) -> None:
         if not self.parts:
@@ -63,7 +66,8 @@ class Corpus:
         by_part = itertools.groupby(places, key=lambda place: bisect_right(ends, place))
         return "; ".join(
             _lines(
-                self.parts[number].names[0], [place + 1 - (ends[number] - self.parts[number].texts) for place in run]
+                self.parts[number].names[0],
+                [place + 1 + self.parts[number].header - (ends[number] - self.parts[number].texts) for place in run],
             )
             for number, run in by_part
         )
@@ -97,15 +101,32 @@ def pair_paths(pattern: str) -> tuple[Path, Path] | None:
     return Path(before + first + after), Path(before + second + after)
 
 
-def read_corpus(pattern: str, reading: Reading = Reading(), cache: Cache = Cache()) -> Corpus:  # noqa: B008 (frozen)
-    """The pairs of data/train.{de,en}, a .tsv or JSON lines, or the documents of a file or folder; "-" is stdin."""
+def read_corpus(
+    pattern: str,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
+    cache: Cache = Cache(),  # noqa: B008
+    *,
+    split: Split = "test",
+    transpose: int = 0,
+) -> Corpus:
+    """The pairs of data/train.{de,en}, a .tsv or JSON lines, or the documents of a file or folder; "-" is stdin.
+
+    Of a .json file, the chorales of a split, up to so many semitones higher and lower too.
+    """
+    if is_music(pattern):
+        return _read_music(pattern, split, transpose)
+    if transpose:
+        raise InputError(f"{pattern} is not a .json file of music (text.transpose). Leave out transpose.")
     pair = pair_paths(pattern)
     if pair is not None:
         return read_pairs(*pair, reading, cache)
     sides = open_sides(pattern, reading, cache)
     name = "standard input" if pattern == "-" else pattern
     _refuse_empty(name, sides[0])
-    return Corpus(sides[0], sides[1] if len(sides) > 1 else None, (name,))
+    # In a folder texts are counted, not lines, so no line before them counts either.
+    part = Part((name,), len(sides[0]), header=sides[0].header if len(sides[0].counts) == 1 else 0)
+    joined = len(reading.fields or ()) > len(sides) > 1
+    return Corpus(sides[0], sides[1] if len(sides) > 1 else None, (name,), parts=(part,), joined=joined)
 
 
 def read_pairs(
@@ -131,18 +152,27 @@ def read_pairs(
     return Corpus(sources, targets, (str(source), str(target)))
 
 
+def behind(corpus: Corpus, prefix: str) -> Corpus:
+    """The corpus with a prefix before each of its sources."""
+    return replace(corpus, sources=prefixed(corpus.sources, prefix)) if prefix else corpus
+
+
 def join_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
     """Several corpora as one, each with its weight."""
     members = [corpus for corpus, _ in corpora]
     if len({corpus.targets is None for corpus in members}) > 1:
         names = ", ".join(corpus.names[0] for corpus in members)
         raise InputError(f"some of {names} are pairs, others are not (text.train). Name corpora of one kind.")
+    if len({corpus.joined for corpus in members}) > 1:
+        names = ", ".join(corpus.names[0] for corpus in members)
+        raise InputError(f"some of {names} are pairs of texts, others are not (text.train). Name corpora of one kind.")
     targets = [corpus.targets for corpus in members if corpus.targets is not None]
     return Corpus(
         Chained([corpus.sources for corpus in members]),
         Chained(targets) if targets else None,
         tuple(name for corpus in members for name in corpus.names),
         parts=tuple(replace(part, weight=weight) for corpus, weight in corpora for part in corpus.parts),
+        joined=members[0].joined,
     )
 
 
@@ -161,6 +191,19 @@ def embedded_corpus(name: str, split: Split) -> Corpus:
     raise InputError(f'no embedded corpus is called "{name}" (text.corpus). {suggest(name, ["dates", "python"])}')
 
 
+def _read_music(path: str, split: Split, transpose: int) -> Corpus:
+    """A text a chorale, first as they are, then a part for each other key."""
+    chorales = read_chorales(path, split)
+    _refuse_empty(path, chorales)
+    texts: list[str] = []
+    parts: list[Part] = []
+    for shift, moved in transposed(chorales, transpose):
+        if moved:
+            texts += map(text_of, moved)
+            parts.append(Part((f"{path} {shift:+d}" if shift else path,), len(moved)))
+    return Corpus(texts, None, (path,), parts=tuple(parts))
+
+
 def _lines(name: str, numbers: list[int]) -> str:
     runs = [
         [number for _, number in run]
@@ -171,6 +214,6 @@ def _lines(name: str, numbers: list[int]) -> str:
     return f"{name}:{', '.join(shown)}" + (f" and {rest:,} more" if rest else "")
 
 
-def _refuse_empty(path: str | Path, texts: Sequence[str]) -> None:
+def _refuse_empty(path: str | Path, texts: Sequence[object]) -> None:
     if not texts:
         raise catalogue.EMPTY_TEXT(path=path)

@@ -38,7 +38,7 @@ class Reading:
     documents: Documents = "file"
     bad_utf8: Literal["refuse", "skip"] = "refuse"  # skip: a text that holds such a byte is left out
     control: Literal["refuse", "strip"] = "refuse"  # strip: control characters are taken out; only NUL is refused
-    fields: tuple[str, ...] | None = None  # names in JSON lines, or numbers of columns, of the side or sides
+    fields: tuple[str, ...] | None = None  # names in JSON lines or a .tsv's first line, or numbers of columns
 
 
 def file_digest(path: Path) -> str:

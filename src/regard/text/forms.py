@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import catalogue
-from regard.errors import InputError
+from regard.errors import InputError, suggest
 from regard.text.cache import Cache, Columns, digest_of
 from regard.text.files import Reading, Scan, blocks, chunks, file_digest, missing, reader
 from regard.text.texts import Bounds, Stored
 
 _TAB = ord("\t")
+_MOST_FIELDS = 3
 _LONGEST_OBJECT = 100_000_000
 _SIDES = (("text",), ("source", "target"))
 
@@ -31,13 +32,21 @@ Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
 
 
 def open_sides(path: str, reading: Reading, cache: Cache) -> tuple[Stored, ...]:
-    """The texts of a file or folder, or of standard input ("-"): one side, or the two of a .tsv or of JSON lines."""
+    """The texts of a file or folder, or of standard input ("-"): one side, or the two of a .tsv or of JSON lines.
+
+    Of three fields the first two are the source, joined by a tab.
+    """
+    if reading.fields is not None and not 1 <= len(reading.fields) <= _MOST_FIELDS:
+        raise InputError(
+            f"{len(reading.fields)} fields were named (text.fields). Name a text, a text and what belongs to it, "
+            "or two texts and what belongs to them."
+        )
     files = _files(_from_standard_input(cache) if path == "-" else Path(path))
     form = _form(files, path) or reading.documents
     reading = replace(reading, documents="line") if form in ("tsv", "jsonl") else reading
     before = _states(files)
     key = [[file_digest(file) for file in files], [file.suffix for file in files], form, asdict(reading)]
-    own = len(files) == 1 and form != "jsonl" and files[0].suffix != ".gz"  # read where it stands
+    own = len(files) == 1 and not _spools(form, reading) and files[0].suffix != ".gz"  # read where it stands
     table = cache.table("text", key, lambda columns: _index(files, form, reading, columns, copied=not own))
     if _states(files) != before:
         raise catalogue.UNREADABLE(path=path, why="it was changed while it was read")
@@ -59,13 +68,14 @@ def _index(files: list[Path], form: str, reading: Reading, columns: Columns, *, 
     windows: list[tuple[int, int]] = []
     counts: list[int] = []
     texts = place = stripped = width = 0
+    spooled, header = _spools(form, reading), int(form == "tsv" and _named(reading.fields))
     columns.append("source", np.zeros((0, 2), dtype=np.int64))
     if copied:
         columns.append("text", np.zeros(0, dtype=np.uint8))
     for file in files:
         scan, first, written = Scan(file, reading, _LONGEST_OBJECT if form == "jsonl" else None), texts, 0
         bad_here: list[int] = []
-        stream = _copied(chunks(blocks(file), scan.limit), columns, copied and form != "jsonl")
+        stream = _copied(chunks(blocks(file), scan.limit), columns, copied and not spooled)
         for sides, content in _FORMS[form](scan, stream, bad_here):
             if len(sides) != (width or len(sides)):
                 what = "it has a text where the files before it have pairs, or pairs where they have a text"
@@ -82,10 +92,12 @@ def _index(files: list[Path], form: str, reading: Reading, columns: Columns, *, 
         stripped += scan.stripped
         counts.append(texts - first)
         if scan.windows and form != "jsonl":
-            windows.append((first, first + min(texts - first, scan.lines)))
-        place += written if form == "jsonl" else scan.place
+            windows.append((first, first + min(texts - first, scan.lines - header)))
+        place += written if spooled else scan.place
     strip = reading.control == "strip"
-    return {"bad": bad, "stripped": stripped, "strip": strip, "windows": windows, "counts": counts}
+    return {
+        "bad": bad, "stripped": stripped, "strip": strip, "windows": windows, "counts": counts, "header": header
+    }  # fmt: skip
 
 
 def _lines(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
@@ -130,15 +142,20 @@ def _paragraphs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
 
 
 def _tabs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
-    """Two columns between tabs."""
+    """Columns between tabs: two, or those that were named by number, or by what the first line calls them."""
     wanted = scan.reading.fields
+    named = _named(wanted)
+    columns = (0, 1) if wanted is None else () if named else _numbers(wanted)
+    spooled = 0
     for chunk in stream:
         place, line = scan.place, scan.lines
         bounds = scan.read(chunk)
+        if wanted is not None and not columns:
+            (start, stop), bounds, line = (bounds[0] - place).tolist(), bounds[1:], line + 1
+            columns = _headed(chunk[start:stop], wanted, scan.path)
         tabs = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == _TAB) + place
         first = np.searchsorted(tabs, bounds[:, 0])
         counts = np.searchsorted(tabs, bounds[:, 1]) - first
-        columns = _numbers(wanted) if wanted else (0, 1)
         wrong = np.flatnonzero(counts < max(columns) if wanted else counts != 1)
         if len(wrong):
             count = int(counts[wrong[0]]) + 1
@@ -149,8 +166,16 @@ def _tabs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
             starts = bounds[:, 0] if column == 0 else edges[first + column - 1] + 1
             stops = np.where(counts == column, bounds[:, 1], edges[np.minimum(first + column, len(tabs))])
             sides.append(np.stack([starts, stops], axis=1))
-        yield tuple(sides), None
-    bad += scan.bad
+        if len(sides) < _MOST_FIELDS:
+            yield tuple(sides), None
+            continue
+        cut = (np.concatenate(sides, axis=1) - place).tolist()
+        found, content = _spooled(
+            [_joined([chunk[a:b], chunk[c:d], chunk[e:f]]) for a, b, c, d, e, f in cut], 2, spooled
+        )
+        spooled += len(content)
+        yield found, content
+    bad += [number - named for number in scan.bad if number >= named]
 
 
 def _objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
@@ -169,13 +194,13 @@ def _objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
                 bad.append(number)
                 rows.append(None)
             elif content.strip():  # a blank line is no object
-                row, fields = _fields(content, fields, scan.path, line)
-                rows.append(row)
+                row, fields = _fields(content, fields, scan.path, line, numbers=scan.reading.fields is not None)
+                rows.append(_joined(row))
             else:
                 continue
             number += 1
         if rows and fields is not None:
-            yield _spooled(rows, len(fields), place)
+            yield _spooled(rows, min(len(fields), 2), place)
             place += sum(len(text) for row in rows if row for text in row)
             rows = []
     if rows:
@@ -185,19 +210,24 @@ def _objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
 def _spooled(rows: list[list[bytes] | None], sides: int, place: int) -> tuple[tuple[Bounds, ...], bytes]:
     """Where texts are that are written one after the other from a place on, and their bytes."""
     filled = [row or [b""] * sides for row in rows]
-    lengths = np.array([[len(text) for text in row] for row in filled], dtype=np.int64)
+    lengths = np.array([[len(text) for text in row] for row in filled], dtype=np.int64).reshape(-1, sides)
     ends = place + np.cumsum(lengths.ravel()).reshape(lengths.shape)
     bounds = tuple(np.stack([ends[:, i] - lengths[:, i], ends[:, i]], axis=1) for i in range(sides))
     return bounds, b"".join(text for row in filled for text in row)
+
+
+def _joined(row: list[bytes]) -> list[bytes]:
+    """Of three texts, the first two as one, with a tab between them and none in the first."""
+    return [row[0].replace(b"\t", b" ") + b"\t" + row[1], row[2]] if len(row) == _MOST_FIELDS else row
 
 
 _FORMS = {"line": _lines, "file": _whole, "paragraph": _paragraphs, "tsv": _tabs, "jsonl": _objects}
 
 
 def _fields(
-    line: bytes, fields: tuple[str, ...] | None, path: str | Path, number: int
+    line: bytes, fields: tuple[str, ...] | None, path: str | Path, number: int, *, numbers: bool
 ) -> tuple[list[bytes], tuple[str, ...]]:
-    """The texts of one JSON line, and the names they stand under."""
+    """The texts of one JSON line, and the names they stand under; with `numbers`, the last of several may be one."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -208,6 +238,8 @@ def _fields(
     if not isinstance(value, dict):
         raise catalogue.NOT_JSON(path=path, line=number, why="not an object")
     chosen = fields or next((names for names in _SIDES if value.keys() >= set(names)), ("text",))
+    if numbers and len(chosen) > 1 and isinstance(value.get(chosen[-1]), (int, float)):
+        value[chosen[-1]] = json.dumps(value[chosen[-1]])
     for name in chosen:
         if not isinstance(value.get(name), str):
             raise catalogue.NOT_JSON(path=path, line=number, why=f'no text under "{name}"')
@@ -226,6 +258,25 @@ def _numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
                 f'"{field}" is no number of a column (text.fields). Columns count from 1, as in ["1", "2"].'
             )
     return tuple(int(field) - 1 for field in fields)
+
+
+def _named(fields: tuple[str, ...] | None) -> bool:
+    """Whether columns are wanted by the names that a first line gives them, not by number."""
+    return fields is not None and not all(field.isascii() and field.isdigit() for field in fields)
+
+
+def _headed(line: bytes, fields: tuple[str, ...], path: str | Path) -> tuple[int, ...]:
+    """The columns that a first line calls by these names."""
+    names = [name.strip() for name in line.decode(errors="replace").split("\t")]
+    for field in fields:
+        if field not in names:
+            raise InputError(f'{path} line 1 names no column "{field}" (text.fields). {suggest(field, names)}')
+    return tuple(map(names.index, fields))
+
+
+def _spools(form: str, reading: Reading) -> bool:
+    """Whether texts are written anew, because they do not stand in the file as they are."""
+    return form == "jsonl" or (form == "tsv" and len(reading.fields or ()) == _MOST_FIELDS)
 
 
 def _states(files: list[Path]) -> list[tuple[int, int]]:

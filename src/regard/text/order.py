@@ -67,13 +67,13 @@ def permuted(places: Indices, count: int, key: tuple[int, ...]) -> Indices:
     while outside.any():
         left, right = values[outside] >> half, values[outside] & mask
         for round_key in keys:
-            left, right = right, left ^ (_stirred(right ^ round_key) & mask)
+            left, right = right, left ^ (stirred(right ^ round_key) & mask)
         values[outside] = (left << half) | right
         outside = values >= count
     return values.astype(np.int64)
 
 
-def _stirred(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def stirred(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Numbers in which every bit depends on all bits of the one given (the end of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,37 +1,46 @@
-"""What a text is to be learnt as: a translation of another, or what comes next."""
+"""What a text is to be learnt as: a translation of another, what comes next, or any other problem."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from regard import catalogue
 from regard.errors import InputError
+from regard.text.bothways import BothWays
 from regard.text.cache import Cache, Columns, forget
+from regard.text.contrast import Contrast
 from regard.text.corpus import Corpus
 from regard.text.dropout import Dropout
 from regard.text.encode import Rows, encode_texts
+from regard.text.labelled import Labels, Scores
+from regard.text.masking import Masked
+from regard.text.objective import Objective, Tokenizers, bad, blank, require_plain, require_room, require_some
 from regard.text.samples import LeftOut, PackedSamples, PairSamples
-from regard.text.texts import sizes_of
+from regard.text.spans import Spans
+from regard.text.tagging import Tagging
+from regard.text.texts import prefixed, sizes_of
 from regard.text.tokenizer import Tokenizer
 
 _BLOCK = 100_000
 
-Tokenizers = tuple[Tokenizer, Tokenizer | None]
-
 
 @dataclass(frozen=True)
-class Translation:
+class Translation(Objective):
     """Say the source in the target's language; a pair with a side of more than `longest` tokens is dropped."""
 
     longest: int = 256
+    prefix: str = ""  # before every source: what is to be done with it
+    aligned: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_positive("longest", self.longest)
+        require_room("longest", self.longest)
+
+    def wording(self, corpus: Corpus) -> Corpus:
+        """The pairs with the prefix before each source."""
+        return replace(corpus, sources=prefixed(corpus.sources, self.prefix))
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
@@ -39,13 +48,15 @@ class Translation:
         """The pairs of a corpus as tokens."""
         if corpus.targets is None:
             raise InputError(f"{corpus.names[0]} has one side (text.train). Name two, as in data/train.{{de,en}}.")
+        corpus = self.wording(corpus)
+        assert corpus.targets is not None
         both = tokenizers[0], tokenizers[1] or tokenizers[0]
         sides = encode_texts(both[0], corpus.sources, cache), encode_texts(both[1], corpus.targets, cache)
         key = [corpus.digest, [one.digest for one in both], self.longest] if cache.root else None
         table = cache.table("pairs", key, lambda columns: self._sort_out(corpus, sides, both, columns))
         left_out = LeftOut(table.columns["left"], table.columns["reason"], tuple(table.facts["reasons"]))
         kept = table.columns["kept"]
-        _require_some(len(kept), corpus, "lines", left_out, "Raise text.problem.longest or split the text.")
+        require_some(len(kept), corpus, "lines", left_out, "Raise text.problem.longest or split the text.")
         return PairSamples(
             corpus=corpus,
             sides=sides,
@@ -69,10 +80,10 @@ class Translation:
         for first in range(0, len(corpus), _BLOCK):
             stop = min(len(corpus), first + _BLOCK)
             lengths = np.stack([side.lengths[first:stop] for side in sides], axis=1) - 1
-            blank = [_blank(*of, first, stop) for of in zip(corpus.sides, sides, tokenizers)]
+            blanks = [blank(*of, first, stop) for of in zip(corpus.sides, sides, tokenizers)]
             tests = [
-                np.isin(np.arange(first, stop), list(corpus.bad)) if corpus.bad else np.zeros(stop - first, dtype=bool),
-                (lengths <= 1).any(axis=1) | np.any(blank, axis=0),
+                bad(corpus, first, stop),
+                (lengths <= 1).any(axis=1) | np.any(blanks, axis=0),
                 (lengths > self.longest).any(axis=1),
             ]
             held = np.stack([*tests, np.ones(stop - first, dtype=bool)], axis=1).argmax(axis=1)
@@ -89,64 +100,38 @@ class Translation:
 
 
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Objective):
     """Say what comes next; documents are packed one after the other into rows of `length` tokens."""
 
     length: int = 256
 
     def __post_init__(self) -> None:
-        _require_positive("length", self.length)
+        require_room("length", self.length)
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
     ) -> PackedSamples:  # fmt: skip
         """The documents of a corpus as rows: begin, document, end, begin, document, end, ..."""
-        if corpus.targets is not None:
-            raise InputError(f"{corpus.names[0]} has two sides (text.train). Name one file, or learn a translation.")
-        if dropout:
-            raise InputError("bpe_dropout is for pairs of lines (text.bpe_dropout). Leave it out for plain text.")
+        require_plain(corpus, dropout)
         tokenizer = tokenizers[0]
         stream = encode_texts(tokenizer, corpus.sources, cache)
         empty = np.flatnonzero(np.asarray(stream.lengths) == 0)
         held = np.isin(empty, list(corpus.bad), invert=True).astype(np.uint8)
         left_out = LeftOut(empty, held, ("not UTF-8", "empty"))
-        _require_some(len(corpus) - len(empty), corpus, "documents", left_out, "Name a file that holds text.")
+        require_some(len(corpus) - len(empty), corpus, "documents", left_out, "Name a file that holds text.")
         return PackedSamples(
             corpus=corpus,
             stream=stream,
             length=self.length,
-            begin=tokenizer.begin,
             pad=tokenizer.pad,
             left_out=left_out,
             bytes=int(sizes_of(corpus.sources).sum()),
         )
 
 
+Problem = Translation | NextToken | Masked | Spans | BothWays | Labels | Scores | Tagging | Contrast
+
+
 def default_problem(corpus: Corpus) -> Translation | NextToken:
     """A translation where there are pairs, else the next token."""
     return NextToken() if corpus.targets is None else Translation()
-
-
-def _blank(texts: Sequence[str], rows: Rows, tokenizer: Tokenizer, first: int, stop: int) -> NDArray[np.bool_]:
-    """Which texts hold nothing but space; only those whose first token may be some are looked at."""
-    found = np.zeros(stop - first, dtype=bool)
-    filled = np.flatnonzero(rows.lengths[first:stop] > 2)
-    leading = rows.flat[rows.starts[first + filled] + 1]
-    space = [number for number in np.unique(leading).tolist() if not tokenizer.decode([number]).strip().strip("\ufffd")]
-    for place in filled[np.isin(leading, space)].tolist():
-        found[place] = not texts[first + place].strip()
-    return found
-
-
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
-        raise InputError(f"{name} = {value} leaves no room for a token (text.problem.{name}). Use 1 or more.")
-
-
-def _require_some(kept: int, corpus: Corpus, texts: str, left_out: LeftOut, remedy: str) -> None:
-    if not kept:
-        counts = sorted(left_out.counts().items(), key=lambda pair: -pair[1])
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts)
-        raise catalogue.NOTHING_USABLE(
-            path=corpus.names[0], texts=texts, count=len(corpus), reasons=reasons, remedy=remedy
-        )

@@ -16,6 +16,7 @@ from regard.text.batch import IGNORE, Batch
 from regard.text.corpus import Corpus
 from regard.text.dropout import Dropout
 from regard.text.encode import Rows, rows_of
+from regard.text.frame import padding_of, spread
 from regard.text.order import Indices, Share
 
 
@@ -35,6 +36,10 @@ class LeftOut:
 
 class Samples(Protocol):
     """A corpus as rows that can be drawn in any order."""
+
+    @property
+    def corpus(self) -> Corpus:
+        """The texts, as they are cut into tokens."""
 
     @property
     def lengths(self) -> NDArray[Any]:
@@ -106,8 +111,8 @@ class PairSamples:
         inputs = {
             "ids": targets.padded(rows, drop=1, fill=self.pads[1]),
             "source_ids": sources.padded(rows, skip=1, fill=self.pads[0]),
-            **_padding("padding", targets.lengths[rows] - 1),
-            **_padding("source_padding", sources.lengths[rows] - 1),
+            **padding_of("padding", targets.lengths[rows] - 1),
+            **padding_of("source_padding", sources.lengths[rows] - 1),
         }
         return Batch(inputs, targets.padded(rows, skip=1, fill=IGNORE), tuple(texts.tolist()))
 
@@ -135,7 +140,6 @@ class PackedSamples:
     corpus: Corpus
     stream: Rows
     length: int
-    begin: int
     pad: int
     left_out: LeftOut
     bytes: int
@@ -169,8 +173,9 @@ class PackedSamples:
         every = np.arange(len(places))
         ids = rows.padded(every, drop=1, fill=self.pad)
         targets = rows.padded(every, skip=1, fill=IGNORE)
-        targets[targets == self.begin] = IGNORE
-        inputs = {"ids": ids, **_padding("padding", rows.lengths - 1), **self._documents(ids)}
+        begins = self._begins(rows)
+        targets[begins[:, 1:]] = IGNORE
+        inputs = {"ids": ids, **padding_of("padding", rows.lengths - 1), **self._documents(begins[:, :-1])}
         return Batch(inputs, targets, tuple(self._document_at(rows.starts).tolist()))
 
     def where(self, indices: Sequence[int] | Indices) -> str:
@@ -191,20 +196,21 @@ class PackedSamples:
     def _filled(self, first: int, last: int) -> Iterator[int]:
         return (number for number in range(first, last + 1) if self.stream.lengths[number])
 
-    def _documents(self, ids: Tensor) -> dict[str, Tensor]:
+    def _begins(self, rows: Rows) -> Tensor:
+        """BT, one column more than the inputs: where documents begin, whatever token it is that begins them."""
+        first = np.searchsorted(self.stream.starts, rows.starts)
+        counts = np.searchsorted(self.stream.starts, rows.starts + rows.lengths) - first
+        owners, places = spread(counts)
+        found = np.zeros((len(rows.starts), int(rows.lengths.max(initial=1))), dtype=bool)
+        found[owners, self.stream.starts[first[owners] + places] - rows.starts[owners]] = True
+        return torch.from_numpy(found)
+
+    @staticmethod
+    def _documents(begins: Tensor) -> dict[str, Tensor]:
         """BT -> which document of its row a token is in, and its place there; nothing if every row has one."""
-        begins = ids == self.begin
         if not begins[:, 1:].any():
             return {}
         document = begins.cumsum(1) - begins[:, :1].long()
-        columns = torch.arange(ids.shape[1]).expand_as(ids)
+        columns = torch.arange(begins.shape[1]).expand_as(begins)
         last_begin = torch.where(begins, columns, 0).cummax(1).values
         return {"positions": columns - last_begin, "document": document}
-
-
-def _padding(name: str, lengths: NDArray[Any]) -> dict[str, Tensor]:
-    """BT, True where there is a token, under its name; nothing if all rows are equally long."""
-    longest = lengths.max(initial=0)
-    if (lengths == longest).all():
-        return {}
-    return {name: torch.from_numpy(np.arange(longest) < lengths[:, None])}

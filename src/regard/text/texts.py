@@ -1,4 +1,4 @@
-"""Sequences of texts: read from a file when asked for, several as one, or simply held."""
+"""Sequences of texts: read from a file when asked for, several as one, changed on the way, or simply held."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ class Stored(Texts):
         self.bad = frozenset[int](facts["bad"])  # texts that are not UTF-8, left out by wish
         self.counts: list[int] = facts["counts"]  # texts of each file
         self.stripped: int = facts["stripped"]  # lines that control characters were taken from
+        self.header: int = facts.get("header", 0)  # lines before the first text of each file
         self._strip: bool = facts["strip"]
         self._windows = [range(*run) for run in facts["windows"]]  # texts whose lines end in \r\n
 
@@ -131,6 +132,35 @@ class Chained(Texts):
         return itertools.chain.from_iterable(self.members)
 
 
+class Changed(Texts):
+    """Texts that are changed one by one when they are asked for; `said` tells one change from another."""
+
+    def __init__(self, inner: Sequence[str], change: Callable[[str], str], said: str) -> None:
+        self.inner, self.change, self.said = inner, change, said
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def at(self, place: int) -> str:
+        return self.change(self.inner[place])
+
+    def __iter__(self) -> Iterator[str]:
+        return map(self.change, self.inner)
+
+
+def prefixed(texts: Sequence[str], prefix: str) -> Sequence[str]:
+    """Each text with something before it; one of nothing but space stays as it is."""
+    if not prefix:
+        return texts
+    return Changed(texts, lambda text: prefix + text if text.strip() else text, f"{prefix} before")
+
+
+def halves(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What stands before the first tab of each text, and what stands behind it."""
+    first = Changed(texts, lambda text: text.partition("\t")[0], "before the first tab")
+    return first, Changed(texts, lambda text: text.partition("\t")[2], "behind the first tab")
+
+
 def members_of(texts: Sequence[str]) -> Sequence[Sequence[str]]:
     """The sequences that a sequence of texts is made of."""
     return texts.members if isinstance(texts, Chained) else [texts]
@@ -138,17 +168,21 @@ def members_of(texts: Sequence[str]) -> Sequence[Sequence[str]]:
 
 def bad_texts(texts: Sequence[str]) -> set[int]:
     """The numbers of texts that are not UTF-8."""
-    found: set[int] = set()
-    first = 0
-    for member in members_of(texts):
-        found |= {first + number for number in member.bad} if isinstance(member, Stored) else set()
-        first += len(member)
-    return found
+    if isinstance(texts, Changed):
+        return bad_texts(texts.inner)
+    if not isinstance(texts, Chained):
+        return set(texts.bad) if isinstance(texts, Stored) else set()
+    firsts = itertools.accumulate(map(len, texts.members), initial=0)
+    return {first + number for first, member in zip(firsts, texts.members) for number in bad_texts(member)}
 
 
 def stripped_lines(texts: Sequence[str]) -> int:
     """How many lines control characters were taken from."""
-    return sum(member.stripped for member in members_of(texts) if isinstance(member, Stored))
+    if isinstance(texts, Changed):
+        return stripped_lines(texts.inner)
+    if isinstance(texts, Chained):
+        return sum(map(stripped_lines, texts.members))
+    return texts.stripped if isinstance(texts, Stored) else 0
 
 
 def side_digest(texts: Sequence[str]) -> str:
@@ -157,6 +191,8 @@ def side_digest(texts: Sequence[str]) -> str:
         return texts.digest
     if isinstance(texts, Chained):
         return digest_of([side_digest(member) for member in texts.members])
+    if isinstance(texts, Changed):
+        return digest_of([texts.said, side_digest(texts.inner)])
     digest = hashlib.sha256(b"%d texts\n" % len(texts))
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
@@ -178,16 +214,18 @@ def pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
 
 
 def sizes_of(texts: Sequence[str], start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-    """How long texts are, in bytes: all of them, or those from `start` to `stop`."""
-    stop, first = len(texts) if stop is None else stop, 0
-    found = [np.zeros(0, dtype=np.int64)]
-    for member in members_of(texts):
-        places = slice(max(0, start - first), max(0, min(len(member), stop - first)))
-        if isinstance(member, Stored):
-            bounds = member.bounds[places]
-            found.append(bounds[:, 1] - bounds[:, 0])
-        else:
-            found.append(np.array([len(text.encode("utf-8", "surrogatepass")) for text in member[places]], np.int64))
+    """How long texts are, in bytes, before they are changed: all of them, or those from `start` to `stop`."""
+    stop = len(texts) if stop is None else stop
+    if isinstance(texts, Changed):
+        return sizes_of(texts.inner, start, stop)
+    if isinstance(texts, Stored):
+        bounds = texts.bounds[start:stop]
+        return np.asarray(bounds[:, 1] - bounds[:, 0])
+    if not isinstance(texts, Chained):
+        return np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts[start:stop]], np.int64)
+    found, first = [np.zeros(0, dtype=np.int64)], 0
+    for member in texts.members:
+        found.append(sizes_of(member, max(0, start - first), max(0, min(len(member), stop - first))))
         first += len(member)
     return np.concatenate(found)
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, count
+from itertools import accumulate, count, takewhile
 from types import MappingProxyType
 
 import tokenizers
@@ -27,8 +27,22 @@ _SEEN = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _UNSEEN = tuple(byte for byte in range(0x100) if byte not in _SEEN)
 BYTES = {chr(byte): byte for byte in _SEEN} | {chr(0x100 + place): byte for place, byte in enumerate(_UNSEEN)}
 
+ELSEWHERE = "\uffff"  # before pieces that are found in no text, only where all else of a text is unknown
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which tokens play a part, where their spelling does not say so; None leaves it to the spelling."""
+
+    begin: int | None = None
+    end: int | None = None
+    pad: int | None = None
+    unknown: int | None = None
+    mask: int | None = None
+    opening: tuple[int, ...] | None = None  # what stands before a language model's prompt; (begin,) when not said
+    known: int | None = None  # tokens from this number on are pieces of text that the model reads as unknown
 
 
 @dataclass(frozen=True)
@@ -43,7 +57,8 @@ class Encoded:
 class Tokenizer:
     """A trained tokenizer; whatever a text holds, even "</s>", is encoded as text and never as a special token."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer, text: str | None = None) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, text: str | None = None, roles: Roles | None = None) -> None:
+        self.roles = roles
         # Kept, because the library reads and writes the scores of a unigram model with small errors.
         self._json: str = tokenizer.to_str() if text is None else text
         # None of these three is a property of the vocabulary, and the first is not even kept in the JSON.
@@ -56,33 +71,50 @@ class Tokenizer:
         self._knows_words = isinstance(tokenizer.model, (models.WordLevel, models.WordPiece))
         added = tokenizer.get_added_tokens_decoder()
         self._specials = {token.content: number for number, token in added.items() if token.special}
-        self._forbidden = {number for text, number in self._specials.items() if text not in ("<unk>", "[UNK]")}
-        self.vocabulary: int = max(tokenizer.get_vocab().values(), default=-1) + 1
+        played = roles or Roles()
+        spelled = (self._specials[name] for name in ("<unk>", "[UNK]") if name in self._specials)
+        self._unknown: int | None = next(spelled, None) if played.unknown is None else played.unknown
+        self._forbidden = set(self._specials.values()) - {self._unknown}
+        found = max(tokenizer.get_vocab().values(), default=-1) + 1
+        self.vocabulary: int = found if played.known is None else min(found, played.known)
+        self._knows_all = played.known is None
 
     @cached_property
     def pad(self) -> int:
         """The token that fills a batch."""
-        return self._special("<pad>", "[PAD]")
+        return self._special("pad", "<pad>", "[PAD]", "<|endoftext|>")
 
     @cached_property
     def begin(self) -> int:
         """The token before the first."""
-        return self._special("<s>", "[CLS]")
+        return self._special("begin", "<s>", "[CLS]", "<|endoftext|>")
 
     @cached_property
     def end(self) -> int:
         """The token after the last."""
-        return self._special("</s>", "[SEP]")
+        return self._special("end", "</s>", "[SEP]", "<|endoftext|>")
 
     @cached_property
     def unknown(self) -> int:
         """The token for what the vocabulary lacks."""
-        return self._special("<unk>", "[UNK]")
+        return self._special("unknown", "<unk>", "[UNK]")
 
     @cached_property
     def mask(self) -> int:
         """The token that hides another."""
-        return self._special("<mask>", "[MASK]")
+        return self._special("mask", "<mask>", "[MASK]")
+
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """What stands before a language model's prompt."""
+        said = self.roles.opening if self.roles else None
+        return (self.begin,) if said is None else said
+
+    @cached_property
+    def sentinels(self) -> list[int]:
+        """The tokens <extra_id_0>, <extra_id_1>, ... that stand for spans of text, in that order."""
+        found = (self._specials.get(f"<extra_id_{number}>") for number in count())
+        return [number for number in takewhile(lambda number: number is not None, found) if number is not None]
 
     def encode(self, text: str) -> list[int]:
         """Text to tokens, no special ones added."""
@@ -90,11 +122,11 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Each text as `encode` has it, several at a time."""
-        rows: list[list[int]] = [encoding.ids for encoding in self._encodings(texts)]
+        rows: list[list[int]] = [self._read(encoding) for encoding in self._encodings(texts)]
         for place, ids in enumerate(rows):
             if not self._forbidden.isdisjoint(ids):
                 parts = self._encodings(self._parts(texts[place]))
-                rows[place] = [number for encoding in parts for number in encoding.ids]
+                rows[place] = [number for encoding in parts for number in self._read(encoding)]
         return rows
 
     def encode_in_place(self, text: str) -> Encoded:
@@ -107,7 +139,7 @@ class Tokenizer:
         ids, spans, units = [], [], []
         starts, single = accumulate(map(len, parts), initial=0), count()
         for start, encoding in zip(starts, encodings):
-            for number, (first, last), word in zip(encoding.ids, encoding.offsets, encoding.word_ids):
+            for number, (first, last), word in zip(self._read(encoding), encoding.offsets, encoding.word_ids):
                 ids.append(number)
                 spans.append((start + first, start + last))
                 # A part has no more words than characters, so none of its words shares a number with another part's.
@@ -148,8 +180,7 @@ class Tokenizer:
 
     def unknowns(self, ids: Sequence[int]) -> list[int]:
         """The places of unknown tokens; none in a vocabulary without one."""
-        known = {self._specials.get("<unk>"), self._specials.get("[UNK]")}
-        return [place for place, number in enumerate(ids) if number in known]
+        return [place for place, number in enumerate(ids) if number == self._unknown]
 
     def spell(self, text: str, *, apart: bool) -> str:
         """What a token would be that reads as this text, `apart` from a word before it."""
@@ -166,10 +197,10 @@ class Tokenizer:
         return self._json
 
     @classmethod
-    def from_json(cls, text: str) -> Tokenizer:
+    def from_json(cls, text: str, roles: Roles | None = None) -> Tokenizer:
         """The opposite of `to_json`, also for a tokenizer.json made elsewhere."""
         try:
-            tokenizer = cls(tokenizers.Tokenizer.from_str(text), text)
+            tokenizer = cls(tokenizers.Tokenizer.from_str(text), text, roles)
             tokenizer.encode("A probe, 1.")
         except (KeyboardInterrupt, SystemExit):
             raise
@@ -179,24 +210,51 @@ class Tokenizer:
             raise catalogue.BAD_TOKENIZER(why="it has no tokens")
         return tokenizer
 
+    def extended(self, words: Sequence[str]) -> Tokenizer:
+        """The same tokenizer with some words, each of which is one token from now on."""
+        grown = tokenizers.Tokenizer.from_str(self._json)
+        grown.add_tokens([tokenizers.AddedToken(word, single_word=True) for word in words])
+        found = Tokenizer(grown, roles=self.roles)
+        for word in words:
+            spelled = found.decode(found.encode(word))
+            if len(found.encode(word)) != 1 or spelled not in (word, self.decode(self.encode(word))):
+                raise InputError(f'this tokenizer cannot take "{word}" as a word (model.words). Leave it out.')
+        return found
+
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the JSON."""
-        return hashlib.sha256(self._json.encode()).hexdigest()
+        """SHA-256 of the JSON, and of the roles where some are said."""
+        return hashlib.sha256(f"{self._json}{self.roles or ''}".encode()).hexdigest()
 
-    def _special(self, *spellings: str) -> int:
+    def _special(self, role: str, *spellings: str) -> int:
+        said: int | None = getattr(self.roles, role, None)
+        if said is not None:
+            return said
         for spelling in spellings:
             if spelling in self._specials:
                 return self._specials[spelling]
         raise InputError(f"the tokenizer has no {spellings[0]} token (text.tokenizer). Add it as a special token.")
 
     def _encodings(self, texts: Sequence[str], *, placed: bool = False) -> list[tokenizers.Encoding]:
-        encode = self._tokenizer.encode_batch if placed else self._tokenizer.encode_batch_fast
+        slow = placed or not self._knows_all  # the fast way does not say what was unknown
+        encode = self._tokenizer.encode_batch if slow else self._tokenizer.encode_batch_fast
         try:
             return list(encode(list(texts), add_special_tokens=False))
         except TypeError:
             _refuse_surrogates(texts)
             raise
+
+    def _read(self, encoding: tokenizers.Encoding) -> list[int]:
+        """The tokens as the model knows them."""
+        ids: list[int] = encoding.ids
+        if self._knows_all:
+            return ids
+        known = [number if number < self.vocabulary else self.unknown for number in ids]
+        if self.unknown in ids:  # what is unknown here may have a number all the same
+            for place, token in enumerate(encoding.tokens):
+                elsewhere = self._tokenizer.token_to_id(ELSEWHERE + token) if ids[place] == self.unknown else None
+                known[place] = known[place] if elsewhere is None else elsewhere
+        return known
 
     def _parts(self, text: str) -> list[str]:
         """A text whose model would take some of it for a special token, in parts that cut that one open."""

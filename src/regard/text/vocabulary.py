@@ -11,6 +11,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from regard import catalogue
 from regard.describe import to_plain
+from regard.errors import InputError
 from regard.text.cache import Cache
 from regard.text.corpus import Corpus
 from regard.text.files import read_text
@@ -28,13 +29,14 @@ class Character:
     """One token a character; a character that training did not see is unknown."""
 
     joint: bool = True
+    sentinels: int = 0
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The characters of the texts, in order."""
         vocabulary = _numbered(_characters(texts))
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token=SPECIALS[UNKNOWN]))
         tokenizer.decoder = decoders.Fuse()
-        return _finished(tokenizer)
+        return _closed(_finished(tokenizer), self.sentinels)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Byte:
     """One token a byte of UTF-8, so nothing is unknown and nothing is learnt."""
 
     joint: bool = True
+    sentinels: int = 0
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The 256 bytes, whatever the texts."""
@@ -49,7 +52,7 @@ class Byte:
         tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
-        return _finished(tokenizer)
+        return _closed(_finished(tokenizer), self.sentinels)
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Word:
 
     size: int = 30_000
     joint: bool = True
+    sentinels: int = 0
 
     def __post_init__(self) -> None:
         _require_room(self.size, len(SPECIALS) + 1)
@@ -68,7 +72,7 @@ class Word:
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_WORDS), "isolated")
         tokenizer.decoder = decoders.Fuse()
         trainer = trainers.WordLevelTrainer(vocab_size=self.size, special_tokens=list(SPECIALS), show_progress=False)
-        return Tokenizer(_trained(tokenizer, trainer, texts))
+        return _closed(Tokenizer(_trained(tokenizer, trainer, texts)), self.sentinels)
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class BPE:
     size: int = 8_000
     split_digits: bool = False
     joint: bool = True
+    sentinels: int = 0
 
     def __post_init__(self) -> None:
         _require_room(self.size, len(SPECIALS) + len(BYTES))
@@ -92,7 +97,7 @@ class BPE:
             show_progress=False,
         )
         tokenizer = _trained(_byte_level(models.BPE(), self.split_digits), trainer, texts)
-        return _of_size(Tokenizer(tokenizer), self.size)
+        return _closed(_of_size(Tokenizer(tokenizer), self.size), self.sentinels)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class Unigram:
     size: int = 8_000
     split_digits: bool = False
     joint: bool = True
+    sentinels: int = 0
 
     def __post_init__(self) -> None:
         # The trainer does not stop at a size that holds the bytes and nothing else.
@@ -119,7 +125,7 @@ class Unigram:
         trained = _trained(_byte_level(models.Unigram(), self.split_digits), trainer, texts)
         pieces = [(text, score) for text, score in json.loads(trained.to_str())["model"]["vocab"]]
         model = models.Unigram(_settled(pieces), UNKNOWN)
-        return _of_size(_finished(_byte_level(model, self.split_digits)), self.size)
+        return _closed(_of_size(_finished(_byte_level(model, self.split_digits)), self.size), self.sentinels)
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,7 @@ class WordPiece:
 
     size: int = 8_000
     joint: bool = True
+    sentinels: int = 0
 
     def __post_init__(self) -> None:
         _require_room(self.size, len(SPECIALS) + 1)
@@ -144,7 +151,8 @@ class WordPiece:
         learner = _bert(models.WordPiece())
         learner.pre_tokenizer = pre_tokenizers.Sequence([learner.pre_tokenizer, short])
         vocabulary = _trained(learner, trainer, texts).get_vocab()
-        return _of_size(_finished(_bert(models.WordPiece(vocabulary, unk_token=SPECIALS[UNKNOWN]))), self.size)
+        finished = _finished(_bert(models.WordPiece(vocabulary, unk_token=SPECIALS[UNKNOWN])))
+        return _closed(_of_size(finished, self.size), self.sentinels)
 
 
 @dataclass(frozen=True)
@@ -153,12 +161,13 @@ class Saved:
 
     path: str
     joint: bool = True
+    sentinels: int = 0
 
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """The file's tokenizer, whatever the texts."""
         tokenizer = Tokenizer.from_json(read_text(self.path))
         _ = tokenizer.end, tokenizer.pad  # asked for at once, so that a file without them is refused here
-        return tokenizer
+        return _closed(tokenizer, self.sentinels)
 
 
 TokenizerKind = Character | Byte | Word | BPE | Unigram | WordPiece | Saved
@@ -193,6 +202,17 @@ def _finished(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
     """A tokenizer whose model holds the special tokens, told that they are special."""
     tokenizer.add_special_tokens(list(SPECIALS))
     return Tokenizer(tokenizer)
+
+
+def _closed(tokenizer: Tokenizer, sentinels: int) -> Tokenizer:
+    """A tokenizer with so many sentinels behind all other tokens, beyond the size that was asked for."""
+    if sentinels < 0:
+        raise InputError(f"sentinels = {sentinels} is negative (text.tokenizer.sentinels). Use 0 or more.")
+    if len(tokenizer.sentinels) >= sentinels:
+        return tokenizer
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    library.add_special_tokens([f"<extra_id_{number}>" for number in range(sentinels)])
+    return Tokenizer(library, roles=tokenizer.roles)
 
 
 def _characters(texts: Sequence[str]) -> list[str]:
