@@ -16,6 +16,7 @@ from regard.parts.cell import GRU, LSTM, RNN
 from regard.parts.embed import Embed
 from regard.parts.feedforward import FeedForward
 from regard.parts.join import PreNorm, Replace, RMSNorm
+from regard.parts.mix import Mix
 from regard.parts.pattern import LocalM, LocalP, Look, Window
 from regard.parts.position import Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.parts.recurrent import Averaged
@@ -101,6 +102,10 @@ ENCODERS: dict[str, Model] = {
     "bert, next sentence": zoo.bert(**SMALL, longest=64, next_sentence=True),
     "bert, rotary, pre-norm": zoo.bert(**SMALL, position=Rotary(), join=PreNorm()),
     "bert, reversible, relative bias": zoo.bert(**SMALL, position=RelativeBias(8, 20), join=Reversible()),
+    "elmo, words": zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=None),
+    "elmo, words, mixed": replace(
+        zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=0.3), readout=Label(NAMES, Mean()), mix=Mix(normed=True)
+    ),
     "bert, label": replace(zoo.bert(**SMALL, longest=64), readout=Label(NAMES)),
     "bert, number": replace(zoo.bert(**SMALL, longest=64), readout=Number(Most(), inner=None)),
     "bert, tags": replace(zoo.bert(**SMALL, longest=64), readout=Tags(NAMES)),

@@ -15,6 +15,8 @@ from regard.models.readout import BothWays, Reading, Vocabulary
 from regard.models.stack import Stack
 from regard.parts.contract import Change, Context, Memory, Record, Source
 from regard.parts.embed import Embed
+from regard.parts.mix import Mix
+from regard.parts.spelling import Spelled
 
 Readout = Vocabulary | BothWays | Label | Number | Tags | Vector
 
@@ -24,12 +26,13 @@ class Model:
     """What a model is, as data; `build(vocabulary)` is the module."""
 
     width: int
-    embed: Embed
+    embed: Embed | Spelled
     encoder: Stack | None = None
     decoder: Stack | None = None
     readout: Readout = field(default_factory=Vocabulary)
     shared: bool = True  # source and target use one table of vectors, when their vocabulary is one
     aside: Label | Vector | None = None  # what is said of the text as a whole besides: BERT's next sentence
+    mix: Mix | None = None  # what is read out: the last layer's states, or a learnt mixture of all (ELMo)
 
     def build(self, vocabulary: int, source_vocabulary: int | None = None) -> Network:
         """The module; a second vocabulary is the source's, when it has its own."""
@@ -58,6 +61,8 @@ class Network(nn.Module):
             if description.shared and source_vocabulary is None:
                 self.source_embed.table.weight = self.embed.table.weight
         self.readout: Reading = description.readout.build(width, vocabulary, self.embed.table)
+        stack = description.decoder or description.encoder
+        self.mix = description.mix.build(len(stack.layers) + 1) if description.mix and stack else None
         self.aside = description.aside.build(width, vocabulary, self.embed.table) if description.aside else None
 
     @property
@@ -107,6 +112,8 @@ class Network(nn.Module):
 
         `every` is filled with what goes into each layer of the stack that is read out, and what comes out of the last.
         """
+        if self.mix is not None:
+            every = [] if every is None else every
         both = Context(record=record, change=change, recompute=recompute)
         context = replace(
             both, padding=padding, segments=segments, positions=positions, document=document, every=every
@@ -114,13 +121,20 @@ class Network(nn.Module):
         if source_ids is not None and (self.encoder is None or self.decoder is None):
             raise InputError("this model reads one text, not source_ids=... besides it")
         if self.decoder is None:
-            return self.read(ids, context=context).states
+            return self.mixed(self.read(ids, context=context).states, every)
         if self.encoder is not None:
             if source_ids is None:
                 raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
             outside = replace(both, padding=source_padding)
             context = replace(context, source=self.read(source_ids, context=outside))
-        return self.decode(ids, context)[0]
+        return self.mixed(self.decode(ids, context)[0], every)
+
+    def mixed(self, states: Tensor, every: list[Tensor] | None) -> Tensor:
+        """What is read out: the last states, or what the mixture makes of all."""
+        if self.mix is None:
+            return states
+        mixture: Tensor = self.mix(every)
+        return mixture
 
     def loss(
         self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0, aside: Tensor | None = None

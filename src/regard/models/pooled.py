@@ -14,6 +14,9 @@ from regard.models.readout import Reading, Says
 from regard.parts.feedforward import Activation, activate
 from regard.parts.linear import linear
 
+NEXT_SENTENCE = ("next", "elsewhere")
+"""What BERT says of two texts: the second follows the first, or it comes from somewhere else."""
+
 
 @dataclass(frozen=True)
 class First:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.errors import InputError
 from regard.parts.feedforward import Activation, activate
 from regard.parts.join import LayerNorm, Norm
 from regard.parts.linear import linear
@@ -68,6 +69,7 @@ class Vocabulary:
     biased: bool = False
     transform: Transform | None = None
     scaled: bool = False
+    sides: ClassVar[int] = 1  # from how many sides a token is said
     says: ClassVar[Says] = "words"
     tokenwise: ClassVar[bool] = True  # whether it answers for each token, not for the text as a whole
 
@@ -79,6 +81,8 @@ class Vocabulary:
 class VocabularyReadout(Reading):
     def __init__(self, description: Vocabulary, width: int, vocabulary: int, table: nn.Embedding) -> None:
         super().__init__()
+        if description.tied and table.num_embeddings != vocabulary:
+            raise InputError("words that are spelled have no vectors of their own to tie to. Use tied = false.")
         inner = table.embedding_dim if description.tied else width
         self.transform = description.transform.build(width) if description.transform else nn.Identity()
         # A tied table narrower than the stream (its position stands beside it) is reached through a projection.
@@ -115,6 +119,7 @@ class BothWays:
     """Two halves of the width, each with its own words: the first says the next one, the second the one before."""
 
     of: Vocabulary = field(default_factory=lambda: Vocabulary(tied=False, biased=True))
+    sides: ClassVar[int] = 2
     says: ClassVar[Says] = "words"
     tokenwise: ClassVar[bool] = True  # whether it answers for each token, not for the text as a whole
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.parts.apart import Apart
 from regard.parts.attention import CrossAttention, SelfAttention
 from regard.parts.attentive import Attentional, Attentive
 from regard.parts.contract import Context, Memory
@@ -16,7 +17,7 @@ from regard.parts.position import RelativeBias
 from regard.parts.recurrent import Recurrent
 from regard.parts.reversible import Reversible
 
-AnySublayer = SelfAttention | CrossAttention | FeedForward | Recurrent | Attentional | Attentive
+AnySublayer = SelfAttention | CrossAttention | FeedForward | Recurrent | Attentional | Attentive | Apart
 Join = PostNorm | PreNorm | Replace | Reversible
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Literal, cast
 
 from regard.models.model import Model
-from regard.models.pooled import Label
-from regard.models.readout import Transform, Vocabulary
+from regard.models.pooled import NEXT_SENTENCE, Label
+from regard.models.readout import BothWays, Transform, Vocabulary
 from regard.models.stack import AnySublayer, Stack
+from regard.parts.apart import Apart, Projected
 from regard.parts.attention import CrossAttention, SelfAttention
 from regard.parts.attentive import After, Attentional, Attentive, Before
 from regard.parts.cell import GRU, LSTM, Cell
@@ -20,6 +21,7 @@ from regard.parts.position import Concatenated, Learned, RelativeBias, Rotary, S
 from regard.parts.recurrent import Bridged, Carried, Reads, Recurrent
 from regard.parts.reversible import Reversible
 from regard.parts.score import Additive, AnyScore, Dot, General
+from regard.parts.spelling import Spelled
 
 
 def seq2seq(
@@ -203,7 +205,7 @@ def bert(
         embed=Embed(cast("Learned | None", at("embedding", position)), dropout=dropout, segments=2, norm=norm),
         encoder=Stack(depth * ((look, FeedForward(inner or 4 * width, activation)),), join, dropout, bias),
         readout=Vocabulary(biased=True, transform=Transform(activation, norm)),
-        aside=Label(("next", "elsewhere"), weight=20.0) if next_sentence else None,
+        aside=Label(NEXT_SENTENCE, dropout=dropout) if next_sentence else None,
     )
 
 
@@ -244,6 +246,33 @@ def t5(
             (decoder_depth or depth) * ((replace(look, see=Causal()), look_over, feed),), join, dropout, bias
         ),
         readout=Vocabulary(tied=not gated, scaled=not gated),
+    )
+
+
+def elmo(
+    size: Literal["small", "medium", "original"] = "original",
+    *,
+    width: int | None = None,
+    inner: int | None = None,
+    depth: int = 2,
+    embed: Spelled | Embed | None = None,
+    clip: float | None = 3.0,
+    skip: bool = True,
+    dropout: float = 0.1,
+) -> Model:
+    """Embeddings from language models (Peters 2018): one reads from the left, one from the right, words by letters.
+
+    `size`: as published, 13.6, 28 and 93.6 million numbers below the words; `width` (of both readers together), `inner`
+    (of each cell) and `embed` say otherwise: `embed = "embed"` looks words up, however they are spelled.
+    """
+    wide, cells, highways = {"small": (256, 1024, 1), "medium": (512, 2048, 1), "original": (1024, 4096, 2)}[size]
+    cell = Projected(inner or cells, clip_held=clip, clip_shown=clip)
+    above = (Apart(cell, skip=skip),)
+    return Model(
+        width or wide,
+        embed=embed or Spelled(highways=highways, dropout=dropout),
+        encoder=Stack(((Apart(cell),), *(depth - 1) * (above,)), Replace(), dropout),
+        readout=BothWays(Vocabulary(tied=False, biased=True)),
     )
 
 

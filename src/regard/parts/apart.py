@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +39,7 @@ class Projected:
             return LSTM().whole(inputs, width)
         projection = width if self.inner > width else 0
         if self.clip_held is None and self.clip_shown is None:
-            module = nn.LSTM(inputs, self.inner, proj_size=projection, batch_first=True)
+            module = ProjectedLSTM(inputs, self.inner, proj_size=projection, batch_first=True)
         else:
             module = ClippedLSTM(self, inputs, projection)
         begun(module, LSTM())
@@ -47,14 +48,24 @@ class Projected:
         return module
 
 
-class ClippedLSTM(nn.LSTM):
-    """Torch's LSTM and its weights, one step at a time, because each step is clipped before the next one reads it."""
+class ProjectedLSTM(nn.LSTM):
+    """Torch's LSTM, which need not say that it has no faster way to project on a processor."""
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
     weight_hr_l0: Tensor
     bias_ih_l0: Tensor
     bias_hh_l0: Tensor
+
+    def forward(self, *given: Any) -> Any:
+        """As torch has it."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
+            return super().forward(*given)
+
+
+class ClippedLSTM(ProjectedLSTM):
+    """Torch's LSTM and its weights, one step at a time, because each step is clipped before the next one reads it."""
 
     def __init__(self, description: Projected, inputs: int, projection: int) -> None:
         super().__init__(inputs, description.inner, proj_size=projection, batch_first=True)
@@ -65,10 +76,9 @@ class ClippedLSTM(nn.LSTM):
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """BTD and the state before it, 1BD each -> what is shown after each token, and the state after the last."""
         shown, held = state[0][0], state[1][0]
-        read = F.linear(x, self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
         answers = []
-        for t in range(x.shape[1]):
-            gates = torch.addmm(read[:, t], shown, self.weight_hh_l0.t())
+        for read in F.linear(x.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0):
+            gates = torch.addmm(read, shown, self.weight_hh_l0.t())
             write, keep, new, show = gates.chunk(4, dim=1)
             held = _clipped(keep.sigmoid() * held + write.sigmoid() * new.tanh(), self.held)
             shown = show.sigmoid() * held.tanh()
@@ -92,6 +102,7 @@ class Apart:
     cell: Projected
     skip: bool = False
     name: ClassVar[str] = "apart"
+    packs: ClassVar[bool] = False  # its state goes on from one packed document to the next
 
     def build(self, width: int, source_width: int | None = None) -> ApartLayer:
         """The module for a stream of this width."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ class Embed:
     segments: int = 0
     norm: Norm | None = None
     spread: float | None = None  # of the vectors at first; width ** -0.5 when not said
+    letters: ClassVar[int] = 0  # of each token that are read; none: its number is
 
     def build(self, width: int, vocabulary: int) -> EmbedLayer:
         """The module for a stream of this width over this many tokens."""
