@@ -271,6 +271,21 @@ def unknown_architecture(scene: Scene) -> list[str]:
 
 
 @case
+def remote_code(scene: Scene) -> list[str]:
+    (scene.model / "config.json").write_text('{"model_type": "gpt2", "auto_map": {"AutoModel": "code.Model"}}')
+    return scene.translate()
+
+
+@case
+def outside(scene: Scene) -> list[str]:
+    (scene.model / "config.json").write_text('{"model_type": "gpt2"}')
+    (scene.model / "model.safetensors").unlink()
+    index = '{"weight_map": {"wte.weight": "../../x.safetensors"}}'
+    (scene.model / "model.safetensors.index.json").write_text(index)
+    return scene.translate()
+
+
+@case
 def bad_tokenizer(scene: Scene) -> list[str]:
     (scene.model / "tokenizer.json").write_text('{"model": 3}')
     return scene.translate()

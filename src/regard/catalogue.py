@@ -231,7 +231,7 @@ OTHER_MACHINE = Notice(
 PICKLE = Fault(
     "Weights are a pickle",
     "{path} is a pickle and could run code; regard will not open it.",
-    "Ask its maker for model.safetensors.",
+    "If you trust its maker: regard convert {folder} NEW --allow-pickle.",
     DamagedFile,
 )
 DAMAGED_WEIGHTS = Fault(
@@ -249,7 +249,19 @@ CONFIG_AND_WEIGHTS = Fault(
 UNKNOWN_ARCHITECTURE = Fault(
     "A folder holds a model of another kind",
     "model_type {found!r} is not supported ({folder}/config.json).",
-    "Name a folder that regard trained.",
+    "regard reads its own folders and those of GPT-2, BERT, RoBERTa, DistilBERT, T5 and Marian.",
+)
+REMOTE_CODE = Fault(
+    "A model brings its own code",
+    "this model asks for its own Python code (auto_map in {folder}/config.json); regard never runs downloaded code.",
+    "Name a folder of GPT-2, BERT, RoBERTa, DistilBERT, T5 or Marian.",
+    DamagedFile,
+)
+OUTSIDE = Fault(
+    "An index of weights names a file outside its folder",
+    "{index} names {name!r}: outside the model folder; refused.",
+    "Download the model again from a maker you trust.",
+    DamagedFile,
 )
 BAD_TOKENIZER = Fault(
     "A tokenizer.json cannot be used",

@@ -144,14 +144,23 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object a JSON file holds."""
-    require_file(path)
+    content = read_bounded(path)
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} is not JSON: {_first_line(error)}. Restore it from a copy.") from error
     if not isinstance(value, dict):
         raise DamagedFile(f"{path} does not hold an object. Restore it from a copy.")
     return value
+
+
+def read_bounded(path: Path, most: int = 64 << 20) -> bytes:
+    """The bytes of a file that is read whole, and therefore may not be large."""
+    require_file(path)
+    size = path.stat().st_size
+    if size > most:
+        raise DamagedFile(f"{path} has {size:,} bytes; at most {most:,} are read. Is it the right file?")
+    return path.read_bytes()
 
 
 def json_bytes(value: Any) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,11 @@ from regard import catalogue
 from regard.describe import from_plain, to_plain
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
+from regard.store.elmo import is_elmo, load_elmo
+from regard.store.fetch import located
 from regard.store.files import (
     json_bytes,
+    read_bounded,
     read_json,
     read_shapes,
     read_tensors,
@@ -24,21 +26,12 @@ from regard.store.files import (
     unwatched,
     write_file,
 )
-from regard.text.tokenizer import Tokenizer
+from regard.store.hub import read_hub
+from regard.store.loaded import WEIGHTS, refuse_pickles
+from regard.store.loaded import Loaded as Loaded
+from regard.store.loaded import fill as fill
+from regard.text.tokenizer import Roles, Tokenizer
 from regard.version import __version__
-
-WEIGHTS = "model.safetensors"
-PICKLES = ("pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "model.bin")
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """What a folder holds."""
-
-    network: Network
-    tokenizers: tuple[Tokenizer, Tokenizer | None]
-    config: dict[str, Any]
-    generation: dict[str, Any]
 
 
 def unique_tensors(network: Network) -> dict[str, Tensor]:
@@ -66,6 +59,8 @@ def write_description(
         "regard_version": __version__,
         "model": to_plain(network.description),
     }
+    if any(tokenizer is not None and tokenizer.roles is not None for tokenizer in tokenizers):
+        config["roles"] = [to_plain(tokenizer.roles) if tokenizer else None for tokenizer in tokenizers]
     write_file(folder / "config.json", json_bytes(config))
     write_generation(folder, generation)
     write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
@@ -84,12 +79,15 @@ def write_weights(folder: Path, tensors: Mapping[str, Tensor], reached: Callable
 
 
 def read_folder(folder: Path, device: torch.device) -> Loaded:
-    """Load a model folder of ours; never runs code, never unpickles."""
+    """Load a model folder, ours or a published one; never runs code, never unpickles."""
+    folder = located(folder)
     if not folder.is_dir():
         raise InputError(f"no such model folder: {folder}. Train one with: regard train dates --out {folder}.")
+    if is_elmo(folder):
+        return load_elmo(folder, device)
     config = read_json(folder / "config.json")
     if config.get("model_type") != "regard":
-        raise catalogue.UNKNOWN_ARCHITECTURE(found=config.get("model_type"), folder=folder)
+        return read_hub(folder, device)
     refuse_pickles(folder)
     description, vocabularies = _described(folder, config)
     _compare(folder, description, vocabularies)
@@ -97,22 +95,6 @@ def read_folder(folder: Path, device: torch.device) -> Loaded:
     fill(network, read_tensors(folder / WEIGHTS))
     tokenizers = _tokenizers(folder, vocabularies)
     return Loaded(network.to(device).eval(), tokenizers, config, _generation(folder / "generation_config.json"))
-
-
-def refuse_pickles(folder: Path) -> None:
-    """A pickle could run code, so it is refused by name when there is nothing better."""
-    if (folder / WEIGHTS).exists():
-        return
-    for name in PICKLES:
-        if (folder / name).exists():
-            raise catalogue.PICKLE(path=folder / name)
-
-
-def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the parameters of their names."""
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            parameter.copy_(tensors[name])
 
 
 def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, int | None]]:
@@ -163,29 +145,42 @@ def _generation(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer | None]:
-    """The tokenizers of a model folder."""
-    require_file(folder / "tokenizer.json")
-    paths = [folder / name for name in ("tokenizer.json", "target_tokenizer.json")]
-    first, *second = [Tokenizer.from_json(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
-    return first, second[0] if second else None
+    """The tokenizers of a model folder of ours."""
+    roles = _roles(folder)
+    first = _tokenizer(folder / "tokenizer.json", roles[0])
+    path = folder / "target_tokenizer.json"
+    return first, _tokenizer(path, roles[1]) if path.exists() else None
+
+
+def _roles(folder: Path) -> tuple[Roles | None, Roles | None]:
+    """What the tokens of either tokenizer play, where config.json says so."""
+    path = folder / "config.json"
+    said = read_json(path).get("roles") if path.exists() else None
+    if said is None:
+        return None, None
+    try:
+        first, second = from_plain(tuple[Roles | None, Roles | None], said, where=f"{path}: roles")
+    except (InputError, TypeError, ValueError) as error:
+        raise DamagedFile(f"{path} cannot be used: {error}") from error
+    return first, second
 
 
 def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tokenizer, Tokenizer | None]:
-    first = _tokenizer(folder / "tokenizer.json", vocabularies[1] or vocabularies[0])
-    if vocabularies[1] is None:
-        return first, None
-    return first, _tokenizer(folder / "target_tokenizer.json", vocabularies[0])
+    """Tokenizers that the model knows every token of."""
+    if vocabularies[1] is not None:
+        require_file(folder / "target_tokenizer.json")
+    made = read_tokenizers(folder)
+    known = vocabularies[1] or vocabularies[0], vocabularies[0]
+    for tokenizer, size, name in zip(made, known, ("tokenizer.json", "target_tokenizer.json")):
+        if tokenizer is not None and tokenizer.vocabulary > size:
+            raise catalogue.FOREIGN_TOKENIZER(path=folder / name, found=tokenizer.vocabulary, known=size)
+    return made
 
 
-def _tokenizer(path: Path, vocabulary: int) -> Tokenizer:
-    if not path.is_file():
-        raise InputError(f"no such file: {path}. Is {path.parent} a model folder?")
+def _tokenizer(path: Path, roles: Roles | None) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_json(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_json(read_bounded(path).decode(), roles)
     except UnicodeDecodeError as error:
-        raise DamagedFile(f"{path} cannot be used: it is not UTF-8.") from error
+        raise DamagedFile(f"{path} cannot be used: it is not UTF-8. Restore it from a copy.") from error
     except DamagedFile as error:
         raise DamagedFile(f"{error} ({path})") from None
-    if tokenizer.vocabulary > vocabulary:
-        raise catalogue.FOREIGN_TOKENIZER(path=path, found=tokenizer.vocabulary, known=vocabulary)
-    return tokenizer

@@ -1,0 +1,50 @@
+"""What a model folder holds, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard import catalogue
+from regard.models.model import Network
+from regard.text.tokenizer import Tokenizer
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a folder holds."""
+
+    network: Network
+    tokenizers: tuple[Tokenizer, Tokenizer | None]
+    config: dict[str, Any]
+    generation: dict[str, Any]
+
+
+def root_of(folder: Path) -> Path:
+    """Where a folder's files may lie: inside it, or, where it was downloaded, in the store its links point to."""
+    root = folder.resolve()
+    return root.parent.parent if root.parent.name == "snapshots" else root
+
+
+def refuse_pickles(folder: Path) -> None:
+    """A pickle could run code, so it is refused by name when there is nothing better."""
+    if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
+        return
+    for name in PICKLES:
+        if (folder / name).exists():
+            raise catalogue.PICKLE(path=folder / name, folder=folder)
+
+
+def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters of their names."""
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            parameter.copy_(tensors[name])

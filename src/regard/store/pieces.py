@@ -1,0 +1,140 @@
+"""SentencePiece files as tokenizers: T5's spiece.model, and Marian's pair of models over one numbering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
+
+from regard.errors import DamagedFile, InputError
+from regard.store.files import read_bounded
+from regard.text.tokenizer import ELSEWHERE
+
+_UNIGRAM = 1
+_CONTROL, _USER, _BYTE = 3, 4, 6  # kinds of pieces
+_MARK = "▁"
+_NOWHERE = "\ufffe"  # stands in a text for ELSEWHERE, so that no text holds that
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What a SentencePiece file says."""
+
+    scores: list[tuple[str, float]]
+    kinds: list[int]
+    unknown: int
+    byte_fallback: bool
+    characters: bytes  # how characters are written before they are cut
+    trimmed: bool
+    compatible: bool  # characters are first written as Unicode's NFKC has them
+
+    @property
+    def bytewise(self) -> bool:
+        """Whether what no piece writes is written byte by byte."""
+        return self.byte_fallback and _BYTE in self.kinds
+
+
+def read_pieces(path: Path) -> Pieces:
+    """A SentencePiece model of the unigram kind."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(read_bounded(path))
+        found = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise _unusable(path, "it is not a SentencePiece model") from error
+    if proto.trainer_spec.model_type != _UNIGRAM:
+        raise InputError(f"{path} is not a unigram model, the only kind that is read. Save a tokenizer.json instead.")
+    unknown = proto.trainer_spec.unk_id
+    if not 0 <= unknown < len(found) or len({text for text, _, _ in found}) < len(found):
+        raise _unusable(path, "it has no unknown token, or a piece twice")
+    if not all(score == score and abs(score) < 1e30 for _, score, _ in found):
+        raise _unusable(path, "a score is not finite")
+    spec = proto.normalizer_spec
+    return Pieces(
+        [(text, score) for text, score, _ in found],
+        [kind for _, _, kind in found],
+        unknown,
+        proto.trainer_spec.byte_fallback,
+        spec.precompiled_charsmap,
+        spec.remove_extra_whitespaces,
+        "nfkc" in spec.name,
+    )
+
+
+def t5_tokenizer(path: Path, sentinels: int) -> tokenizers.Tokenizer:
+    """T5's: <extra_id_0> has the highest number of all."""
+    found = read_pieces(path)
+    extra = [f"<extra_id_{number}>" for number in range(sentinels)]
+    numbered = [*found.scores, *((name, 0.0) for name in reversed(extra))]
+    model = models.Unigram(numbered, found.unknown, found.bytewise)
+    tokenizer = tokenizers.Tokenizer(model)
+    if found.characters:
+        tokenizer.normalizer = normalizers.Precompiled(found.characters)
+    words = pre_tokenizers.Metaspace(_MARK, "always", split=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), words])
+    tokenizer.decoder = _decoder(found, [])
+    _add(tokenizer, found)
+    tokenizer.add_special_tokens(
+        [AddedToken(name, normalized=False) for name in [found.scores[found.unknown][0], *extra]]
+    )
+    return tokenizer
+
+
+def marian_tokenizer(path: Path, numbers: Mapping[str, int]) -> tuple[tokenizers.Tokenizer, int]:
+    """Marian's for one language: pieces as its file has them, numbered as vocab.json has them; and how many are known.
+
+    Pieces that only the other language has are never found in a text; those that have no number come behind the rest.
+    """
+    found = read_pieces(path)
+    own = {text: score for (text, score), kind in zip(found.scores, found.kinds) if kind not in (_CONTROL, 2)}
+    if sorted(numbers.values()) != list(range(len(numbers))) or "<unk>" not in numbers:
+        raise _unusable(path.parent / "vocab.json", "its numbers are not 0, 1, 2, ... or <unk> is not among them")
+    special = {"<unk>", "</s>", "<pad>"}
+    lowest = min(own.values(), default=0.0)
+    scores = [
+        (text if text in own or text in special else ELSEWHERE + text, own.get(text, lowest))
+        for text in sorted(numbers, key=numbers.__getitem__)
+    ]
+    beyond = [(text, score) for text, score in own.items() if text not in numbers]
+    model = models.Unigram([*scores, *beyond], numbers["<unk>"], found.bytewise)
+    tokenizer = tokenizers.Tokenizer(model)
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(ELSEWHERE, _NOWHERE)]
+    if found.compatible:  # the step after it looks at a letter and its marks as one, and would lose marks
+        steps += [normalizers.NFKC()]
+    if found.characters:
+        steps += [normalizers.Precompiled(found.characters)]
+    if found.trimmed:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_MARK, "always", split=False)
+    tokenizer.decoder = _decoder(found, [decoders.Replace(ELSEWHERE, "")])
+    codes = [text for text in numbers if text.startswith(">>") and text.endswith("<<")]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special if name in numbers])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in codes if name in own])
+    return tokenizer, len(numbers)
+
+
+def _decoder(found: Pieces, first: list[decoders.Decoder]) -> decoders.Decoder:
+    """How pieces become text again."""
+    bytewise = [decoders.ByteFallback()] if found.bytewise else []
+    steps = [*first, *bytewise, decoders.Metaspace(_MARK, "always")]
+    return steps[0] if len(steps) == 1 else decoders.Sequence(steps)
+
+
+def _add(tokenizer: tokenizers.Tokenizer, found: Pieces) -> None:
+    """Tell the tokenizer which pieces are not text, and which of them nobody may cut."""
+    for (text, _), kind in zip(found.scores, found.kinds):
+        if kind == _CONTROL:
+            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
+        if kind == _USER:
+            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+
+
+def _unusable(path: Path, why: str) -> DamagedFile:
+    return DamagedFile(f"{path} cannot be used: {why}. Copy or download it again.")

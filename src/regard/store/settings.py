@@ -1,0 +1,138 @@
+"""A published config.json, read with nothing passed over: what is not honoured is refused by name, all at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from regard.describe import from_plain
+from regard.errors import DamagedFile, InputError
+from regard.parts.feedforward import Activation
+
+_LARGEST = 1 << 40
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "silu": "silu", "swish": "silu", "tanh": "tanh",
+}  # fmt: skip
+PUBLISHED: dict[Activation, str] = {
+    "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu", "tanh": "tanh",
+}  # fmt: skip
+
+# How a model speaks: older folders say it in config.json.
+GENERATION = {
+    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "do_sample", "early_stopping", "num_beams",
+    "num_beam_groups", "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "min_p",
+    "repetition_penalty", "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "num_return_sequences", "output_scores", "return_dict_in_generate", "forced_bos_token_id", "forced_eos_token_id",
+    "remove_invalid_values", "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens",
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id",
+}  # fmt: skip
+
+# What changes nothing of what a model computes.
+_HARMLESS = GENERATION | {
+    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache", "output_attentions",
+    "output_hidden_states", "output_past", "return_dict", "torchscript", "use_bfloat16", "tf_legacy_loss",
+    "chunk_size_feed_forward", "is_encoder_decoder", "id2label", "label2id", "finetuning_task", "task_specific_params",
+    "tokenizer_class", "prefix", "sep_token_id", "unk_token_id", "mask_token_id", "name_or_path", "_name_or_path",
+    "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "attn_implementation",
+    "gradient_checkpointing", "initializer_range", "initializer_factor", "init_std", "_num_labels", "num_labels",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+    "pooler_size_per_head", "pooler_type", "model_max_length", "language", "n_ctx", "num_hidden_layers",
+    "hidden_size", "num_attention_heads", "sinusoidal_pos_embds", "predict_special_tokens", "n_special", "vocab_size",
+    "classif_dropout", "extra_pos_embeddings", "max_input_length", "adapters", "license", "source_lang", "target_lang",
+}  # fmt: skip
+_ASSUMED: dict[str, tuple[Any, ...]] = {
+    "is_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (),
+    "tie_encoder_decoder": (False,), "pruned_heads": ({},), "quantization_config": (),
+}  # fmt: skip
+
+
+class Settings:
+    """What config.json says; each question is remembered, so that what nobody asked for can be refused."""
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.config, self.where = config, where
+        self._asked = set(_HARMLESS)
+        self._refused: list[str] = []
+
+    def whole(self, name: str, default: int | None = None, *, least: int = 1, most: int = _LARGEST) -> int:
+        """A whole number."""
+        value = self._value(int, name, default)
+        if not least <= value <= most:
+            raise DamagedFile(f"{name} must be {least:,} to {most:,}, got {value:,} ({self.where}). Copy it again.")
+        return int(value)
+
+    def depth(self, name: str, default: int | None = None) -> int:
+        """How many layers; far more than anyone publishes are refused before they are described."""
+        return self.whole(name, default, most=10_000)
+
+    def number(self, name: str, default: float) -> float:
+        """A number."""
+        return float(self._value(float, name, default))
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        return bool(self._value(bool, name, default))
+
+    def word(self, name: str, default: str) -> str:
+        """Text."""
+        return str(self._value(str, name, default))
+
+    def activation(self, name: str, default: str) -> Activation:
+        """A nonlinearity, in our names."""
+        found = self.word(name, default)
+        if found not in ACTIVATIONS:
+            self.refuse(name, found)
+        return ACTIVATIONS.get(found, "gelu")
+
+    def assume(self, name: str, *values: Any) -> None:
+        """Only these values, or nothing said, are honoured."""
+        self._asked.add(name)
+        said = self.config.get(name)
+        if said is not None and said not in values:
+            self.refuse(name, said)
+
+    def leave(self, *names: str) -> None:
+        """Settings that change nothing here: how much was dropped while others trained."""
+        self._asked.update(names)
+
+    def refuse(self, name: str, value: Any) -> None:
+        """Remember a setting that is not honoured."""
+        self._refused.append(f"{name} = {json.dumps(value)[:60]}")
+
+    def labels(self) -> tuple[str, ...]:
+        """The names of classes, in the order of their numbers."""
+        said = self.config.get("id2label")
+        count = self.config.get("num_labels", self.config.get("_num_labels", 2))
+        if said is None:
+            said = {str(number): f"LABEL_{number}" for number in range(count if isinstance(count, int) else 2)}
+        fits = isinstance(said, dict) and len(said) <= 100_000 and all(isinstance(name, str) for name in said.values())
+        if not fits or {str(number) for number in said} != {str(number) for number in range(len(said))}:
+            raise DamagedFile(f"id2label does not number its names 0, 1, 2, ... ({self.where}). Copy it again.")
+        return tuple(said[str(number)] for number in range(len(said)))
+
+    def settle(self) -> None:
+        """Refuse, with the full list, what was not honoured and what nobody asked for."""
+        for name, values in _ASSUMED.items():
+            self.assume(name, *values)
+        for name in sorted(self.config.keys() - self._asked):
+            if self.config[name] is not None:
+                self.refuse(name, self.config[name])
+        if self._refused:
+            raise InputError(f"config.json asks for what regard does not do: {', '.join(self._refused)} "
+                             f"({self.where}). What changes nothing can be taken out of it.")  # fmt: skip
+
+    def _value(self, kind: Any, name: str, default: Any) -> Any:
+        self._asked.add(name)
+        said = self.config.get(name)
+        if said is None:
+            if default is None:
+                raise DamagedFile(f"{name} is missing ({self.where}). Copy or download it again.")
+            return default
+        try:
+            return from_plain(kind, said, where=self.where)
+        except InputError as error:
+            raise DamagedFile(f"{name}: {error} Copy or download it again.") from None

@@ -1,0 +1,165 @@
+"""What we write is read by others as what it was, exactly; what they do not have is refused by name."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from regard.errors import InputError
+from regard.models import zoo as models
+from regard.models.model import Model
+from regard.models.pooled import First, Label, Last, Mean, Most, Number, Tags, Vector
+from regard.parts.join import LayerNorm, PreNorm
+from regard.parts.position import Learned, RelativeBias, Rotary
+from regard.parts.score import Additive
+from regard.store.folder import unique_tensors
+from regard.store.hub import write_hub
+from regard.store.loaded import Loaded
+from regard.text.tokenizer import Tokenizer
+from regard.text.vocabulary import BPE, Character
+from tests.parity import zoo
+from tests.parity.folders import close, ours, rows, saved, shaken
+
+SMALL = {"width": 24, "depth": 2, "heads": 3, "inner": 36}
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def architecture(folder: Path) -> Any:
+    """The class of transformers' that a folder names."""
+    return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+
+
+@pytest.mark.parametrize("name", zoo.ALL)
+def test_what_we_read_and_write_is_what_it_was(name: str, tmp_path: Path):
+    theirs = shaken(zoo.ALL[name]())
+    loaded = ours(saved(theirs, tmp_path / "old"))
+    write_hub(tmp_path / "new", loaded)
+    again = architecture(tmp_path / "new").from_pretrained(tmp_path / "new").eval()
+    assert type(again) is type(theirs) or name == "gpt2, bare"
+    expected, found = theirs.base_model.state_dict(), again.base_model.state_dict()
+    if name != "gpt2, bare":
+        expected, found = theirs.state_dict(), again.state_dict()
+    different = [key for key in expected if key in found and not torch.equal(expected[key], found[key])]
+    # A table's first rows that no token asks for, and biases that nothing reads.
+    idle = {"embeddings.position_embeddings.weight"} if "roberta" in name else {"cls.predictions.bias"}
+    idle |= {"pooler.dense.weight", "pooler.dense.bias"} if name == "bert, no pooler" else set()
+    idle |= {"model.shared.weight"} if name == "marian, untied" else set()
+    assert [key for key in different if not key.endswith(tuple(idle))] == []
+    once_more = ours(tmp_path / "new")
+    assert once_more.network.description == loaded.network.description
+    before, after = unique_tensors(loaded.network), unique_tensors(once_more.network)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def trained(model: Model, tokenizer: Tokenizer | None = None) -> Loaded:
+    """A model of ours, as if it had been trained."""
+    tokenizer = tokenizer or Character().train(["abcdefghijklmnopqrstuvwxyz ."])
+    torch.manual_seed(1)
+    network = model.build(tokenizer.vocabulary)
+    shaken(network)
+    return Loaded(network, (tokenizer, None), {"model_type": "regard"}, {"num_beams": 3, "length_penalty": 0.6})
+
+
+OURS: dict[str, Model] = {
+    "transformer": models.transformer(**SMALL),
+    "transformer, untied": models.transformer(**SMALL, tied=False),
+    "transformer, apart": models.transformer(**SMALL, shared=False, decoder_depth=1),
+    "gpt2": models.gpt2(**SMALL),
+    "bert": models.bert(**SMALL, longest=32),
+    "bert, next sentence": models.bert(**SMALL, longest=32, next_sentence=True),
+    "t5, 1.0": models.t5(**SMALL, version="1.0"),
+    "t5, 1.1": models.t5(**SMALL, version="1.1"),
+    "t5, key width": models.t5(**SMALL, key_width=5),
+    "bert, labels": replace(models.bert(**SMALL, longest=32), readout=Label(("a", "b", "c"))),
+    "bert, number": replace(models.bert(**SMALL, longest=32), readout=Number()),
+    "bert, tags": replace(models.bert(**SMALL, longest=32), readout=Tags(("a", "b"))),
+    "bert, pooler": replace(models.bert(**SMALL, longest=32), readout=Vector(First(), "tanh", normalised=False)),
+    "gpt2, labels": replace(models.gpt2(**SMALL), readout=Label(("a", "b"), Last(), None, biased=False)),
+}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_what_we_trained_answers_the_same_elsewhere(name: str, tmp_path: Path):
+    loaded = trained(OURS[name])
+    write_hub(tmp_path, loaded)
+    theirs = architecture(tmp_path).from_pretrained(tmp_path).eval()
+    ids, padding = rows()
+    network = loaded.network
+    if network.encoder is not None and network.decoder is not None:
+        target, target_padding = rows(9, length=7)
+        said = theirs(ids, attention_mask=padding.long(), decoder_input_ids=target).logits
+        found = network(target, source_ids=ids, source_padding=padding, target_padding=target_padding)
+        close(found, said, target_padding)
+        assert theirs.config.decoder_start_token_id == loaded.tokenizers[0].begin
+    else:
+        said = theirs(ids, attention_mask=padding.long())
+        found = network(ids, padding=padding)
+        expected = said.pooler_output if "pooler" in name else getattr(said, "logits", None)
+        expected = said.prediction_logits if "next" in name else expected
+        close(found, expected, padding if found.dim() == 3 else None)
+    if network.decoder is not None and "labels" not in name:
+        assert theirs.generation_config.num_beams == 3
+        assert theirs.generation_config.eos_token_id == loaded.tokenizers[0].end
+    again = ours(tmp_path)
+    assert again.tokenizers[0].encode("hello") == loaded.tokenizers[0].encode("hello")
+    parts = ("begin", "end", "pad", "opening") if network.encoder is None else ("begin", "end", "pad")
+    assert [getattr(again.tokenizers[0], p) for p in parts] == [getattr(loaded.tokenizers[0], p) for p in parts]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("gpt2", "<s>hello"), ("bert", "<s>hello</s>"), ("transformer", "hello</s>")]
+)
+def test_a_tokenizer_of_ours_frames_texts_elsewhere_as_here(name: str, expected: str, tmp_path: Path):
+    tokenizer = BPE(size=266).train(["hello hello"] * 3)
+    write_hub(tmp_path, trained(OURS[name], tokenizer))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.decode(theirs("hello")["input_ids"]) == expected
+    assert (theirs.pad_token, theirs.mask_token) == ("<pad>", "<mask>")
+
+
+@pytest.mark.parametrize("pool", [Mean(), First(), Most()])
+@pytest.mark.parametrize("normalised", [True, False])
+def test_sentence_vectors_are_written_with_their_pool(pool: Any, normalised: bool, tmp_path: Path):
+    model = replace(models.bert(**SMALL, longest=32), readout=Vector(pool, None, normalised))
+    loaded = trained(model)
+    write_hub(tmp_path, loaded)
+    kinds = [module["type"].rpartition(".")[2] for module in json.loads((tmp_path / "modules.json").read_text())]
+    assert kinds == ["Transformer", "Pooling", *(["Normalize"] if normalised else [])]
+    again = ours(tmp_path)
+    assert again.network.description.readout == Vector(pool, None, normalised)
+    ids, padding = rows()
+    assert torch.equal(again.network(ids, padding=padding), loaded.network(ids, padding=padding))
+
+
+@pytest.mark.parametrize(
+    ("model", "part"),
+    [
+        (models.transformer(**SMALL, position=Rotary()), "position"),
+        (models.transformer(**SMALL, score=Additive()), "score"),
+        (models.transformer(**SMALL, join=PreNorm()), "join"),
+        (models.gpt2(**SMALL, position=RelativeBias()), "position"),
+        (models.gpt2(**SMALL, score=Additive()), "score"),
+        (models.seq2seq(24, 1), ""),
+        (models.bert(**SMALL, join=PreNorm(LayerNorm(1e-12))), "join"),
+        (models.transformer(**SMALL, position=Learned(30)), "position"),
+    ],
+)
+def test_what_has_no_equivalent_is_refused_by_name(model: Model, part: str, tmp_path: Path):
+    with pytest.raises(InputError, match="no published form") as caught:
+        write_hub(tmp_path / "new", trained(model))
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,119 @@
+"""Tiny models of transformers': every family and head we read, with odd settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as t
+
+GPT2 = {"vocab_size": 40, "n_embd": 24, "n_layer": 3, "n_head": 3, "n_positions": 32, "bos_token_id": 3,
+        "eos_token_id": 1, "pad_token_id": 0}  # fmt: skip
+BERT = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3,
+        "intermediate_size": 36, "max_position_embeddings": 32}  # fmt: skip
+DISTILBERT = {"vocab_size": 40, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 36,
+              "max_position_embeddings": 32}  # fmt: skip
+T5 = {"vocab_size": 40, "d_model": 24, "num_layers": 2, "num_heads": 3, "d_ff": 36, "d_kv": 8,
+      "decoder_start_token_id": 0}  # fmt: skip
+MARIAN = {"vocab_size": 40, "d_model": 24, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3,
+          "decoder_attention_heads": 2, "encoder_ffn_dim": 36, "decoder_ffn_dim": 30, "max_position_embeddings": 64,
+          "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": None}  # fmt: skip
+
+Make = Callable[[], Any]
+
+
+def gpt2(kind: str = "LMHeadModel", **settings: Any) -> Make:
+    return lambda: getattr(t, f"GPT2{kind}")(t.GPT2Config(**{**GPT2, **settings}))
+
+
+def bert(kind: str, **settings: Any) -> Make:
+    return lambda: getattr(t, f"Bert{kind}")(t.BertConfig(**{**BERT, **settings}))
+
+
+def roberta(kind: str, **settings: Any) -> Make:
+    return lambda: getattr(t, f"Roberta{kind}")(t.RobertaConfig(**{**BERT, "pad_token_id": 1, **settings}))
+
+
+def distilbert(kind: str, **settings: Any) -> Make:
+    return lambda: getattr(t, f"DistilBert{kind}")(t.DistilBertConfig(**{**DISTILBERT, **settings}))
+
+
+def t5(kind: str = "ForConditionalGeneration", *, untied: bool = False, **settings: Any) -> Make:
+    def make() -> Any:
+        model = getattr(t, f"T5{kind}")(t.T5Config(**{**T5, **settings}))
+        if untied:
+            model.lm_head = torch.nn.Linear(24, 40, bias=False)
+        return model
+
+    return make
+
+
+def marian(*, biased: bool = True, **settings: Any) -> Make:
+    def make() -> Any:
+        model = t.MarianMTModel(t.MarianConfig(**{**MARIAN, **settings}))
+        if biased:
+            torch.nn.init.normal_(model.final_logits_bias)
+        return model
+
+    return make
+
+
+NAMES = {"id2label": {0: "bad", 1: "so so", 2: "good"}, "label2id": {"bad": 0, "so so": 1, "good": 2}}
+
+SPEAKERS: dict[str, Make] = {
+    "gpt2": gpt2(),
+    "gpt2, bare": gpt2("Model"),
+    "gpt2, fading scale": gpt2(scale_attn_by_inverse_layer_idx=True),
+    "gpt2, no scale": gpt2(scale_attn_weights=False, reorder_and_upcast_attn=True),
+    "gpt2, untied": gpt2(tie_word_embeddings=False),
+    "gpt2, odd": gpt2(n_inner=50, activation_function="relu", layer_norm_epsilon=1e-3, n_head=2),
+}
+TRANSLATORS: dict[str, Make] = {
+    "t5": t5(),
+    "t5, 1.1": t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, untied=True),
+    "t5, gated, tied": t5(feed_forward_proj="gated-silu", tie_word_embeddings=False),
+    "t5, odd": t5(d_kv=5, num_decoder_layers=1, relative_attention_num_buckets=8, relative_attention_max_distance=20,
+                  layer_norm_epsilon=1e-3, feed_forward_proj="gelu"),
+    "marian": marian(),
+    "marian, scaled": marian(biased=False, scale_embedding=True, activation_function="swish"),
+    "marian, apart": marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=36),
+    "marian, untied": marian(share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
+}  # fmt: skip
+FILLERS: dict[str, Make] = {
+    "bert": bert("ForMaskedLM"),
+    "bert, odd": bert("ForMaskedLM", hidden_act="gelu_new", layer_norm_eps=1e-3, type_vocab_size=3),
+    "bert, untied": bert("ForMaskedLM", tie_word_embeddings=False),
+    "roberta": roberta("ForMaskedLM"),
+    "distilbert": distilbert("ForMaskedLM"),
+    "distilbert, relu": distilbert("ForMaskedLM", activation="relu", sinusoidal_pos_embds=True),
+    "bert, tags": bert("ForTokenClassification", **NAMES),
+    "bert, spans": bert("ForQuestionAnswering"),
+    "roberta, tags": roberta("ForTokenClassification", **NAMES),
+    "roberta, spans": roberta("ForQuestionAnswering"),
+    "distilbert, tags": distilbert("ForTokenClassification", **NAMES),
+    "distilbert, spans": distilbert("ForQuestionAnswering"),
+}
+JUDGES: dict[str, Make] = {
+    "bert, labels": bert("ForSequenceClassification", **NAMES),
+    "bert, number": bert("ForSequenceClassification", num_labels=1),
+    "bert, next sentence": bert("ForNextSentencePrediction"),
+    "roberta, labels": roberta("ForSequenceClassification", **NAMES),
+    "distilbert, labels": distilbert("ForSequenceClassification", **NAMES),
+    "distilbert, number": distilbert("ForSequenceClassification", num_labels=1, problem_type="regression"),
+    "gpt2, labels": gpt2("ForSequenceClassification", **NAMES),
+}
+GPT2_TAGGERS: dict[str, Make] = {
+    "gpt2, tags": gpt2("ForTokenClassification", **NAMES),
+    "gpt2, spans": gpt2("ForQuestionAnswering"),
+}
+READERS: dict[str, Make] = {
+    "bert, bare": bert("Model"),
+    "bert, no pooler": lambda: t.BertModel(t.BertConfig(**BERT), add_pooling_layer=False),
+    "roberta, bare": roberta("Model"),
+    "distilbert, bare": distilbert("Model"),
+    "t5, encoder": t5("EncoderModel"),
+    "t5, gated encoder": t5("EncoderModel", feed_forward_proj="gated-gelu"),
+}
+BOTH: dict[str, Make] = {"bert, pretraining": bert("ForPreTraining")}
+ALL = {**SPEAKERS, **TRANSLATORS, **FILLERS, **JUDGES, **GPT2_TAGGERS, **READERS, **BOTH}

@@ -1,0 +1,311 @@
+"""Published folders that are damaged, hostile or of another kind are refused in one line, before they cost anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import regard
+from regard.cli import run
+from regard.errors import DamagedFile, InputError
+from regard.store.exchange import convert
+from regard.store.folder import read_folder, unique_tensors
+from tests.parity import zoo
+from tests.parity.folders import CPU, ours, saved, shaken
+
+Change = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder of each family, to be copied."""
+    root = tmp_path_factory.mktemp("published")
+    for name in ("gpt2", "bert", "t5", "marian"):
+        saved(shaken(zoo.ALL[name]()), root / name)
+    return root
+
+
+def copied(folders: Path, name: str, target: Path) -> Path:
+    target.mkdir(parents=True)
+    for path in (folders / name).iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def said(folder: Path) -> str:
+    """Why a folder is refused, in one line."""
+    with pytest.raises((DamagedFile, InputError)) as caught:
+        read_folder(folder, CPU)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def sharded(folder: Path, **renamed: str) -> None:
+    """The weights of a folder in two files and an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    halves = {"a.safetensors": sorted(tensors)[::2], "b.safetensors": sorted(tensors)[1::2]}
+    for file, names in halves.items():
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+    places = {name: renamed.get(file[0], file) for file, names in halves.items() for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def test_weights_in_several_files_are_the_same_model(folders: Path, tmp_path: Path):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    whole = unique_tensors(ours(folder).network)
+    sharded(folder)
+    (folder / "pytorch_model.bin").write_bytes(b"not opened")
+    parts = unique_tensors(ours(folder).network)
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+OUTSIDE = ["../a.safetensors", "/etc/a.safetensors", "x/../../a.safetensors", "a\\b.safetensors", "a\0.safetensors",
+           "%2e%2e%2fa", "pytorch_model.bin", "link.safetensors", ".."]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_index_that_names_files_outside_the_folder_is_refused(folders: Path, tmp_path: Path, name: str):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    sharded(folder, a=name)
+    (folder / "a.safetensors").rename(tmp_path / "a.safetensors")
+    (folder / "link.safetensors").symlink_to(tmp_path / "a.safetensors")
+    assert "outside the model folder" in said(folder)
+
+
+def test_a_download_whose_files_are_links_into_its_store_is_read(folders: Path, tmp_path: Path):
+    folder = copied(folders, "gpt2", tmp_path / "repo" / "snapshots" / "abc")
+    sharded(folder)
+    (tmp_path / "repo" / "blobs").mkdir()
+    for path in list(folder.iterdir()):
+        path.rename(tmp_path / "repo" / "blobs" / path.name)
+        path.symlink_to(Path("..") / ".." / "blobs" / path.name)
+    assert ours(folder).network.vocabulary == 40
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float64"])
+def test_weights_of_another_precision_are_read(folders: Path, tmp_path: Path, kind: str):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    tensors = {
+        name: tensor.to(getattr(torch, kind)) for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    network = ours(folder).network
+    assert {parameter.dtype for parameter in network.parameters()} == {torch.float32}
+    assert torch.equal(network.embed.table.weight, tensors["transformer.wte.weight"].float())
+
+
+def test_old_names_buffers_and_repeated_tables_are_read(folders: Path, tmp_path: Path):
+    folder = copied(folders, "gpt2", tmp_path / "gpt2")
+    tensors = load_file(folder / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    old |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "lm_head.weight": old["wte.weight"].clone()}
+    save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
+    assert ours(folder).network.description.readout.tied
+    save_file({**old, "lm_head.weight": old["wte.weight"] + 1}, folder / "model.safetensors")
+    assert not ours(folder).network.description.readout.tied
+    folder = copied(folders, "bert", tmp_path / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    words = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    old = {}
+    for name, tensor in tensors.items():
+        found = next((word for word in words if name.endswith(word)), "")
+        old[name.removesuffix(found) + words.get(found, "")] = tensor
+    old["bert.embeddings.position_ids"] = torch.arange(32)[None]
+    save_file(old, folder / "model.safetensors", metadata={"format": "pt"})
+    assert ours(folder).network.vocabulary == 40
+    save_file({**old, "cls.predictions.decoder.bias": old["cls.predictions.bias"] + 1}, folder / "model.safetensors")
+    assert "which it should repeat" in said(folder)
+
+
+def test_every_missing_and_unknown_tensor_is_named_at_once(folders: Path, tmp_path: Path):
+    folder = copied(folders, "bert", tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    gone = ["bert.encoder.layer.0.output.dense.weight", "bert.encoder.layer.1.attention.self.key.bias"]
+    save_file({"extra.one": torch.zeros(1), "extra.two": torch.zeros(1),
+               **{name: tensor for name, tensor in tensors.items() if name not in gone}},
+              folder / "model.safetensors")  # fmt: skip
+    message = said(folder)
+    assert all(name in message for name in (*(name.removeprefix("bert.") for name in gone), "extra.one", "extra.two"))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("bert", {"position_embedding_type": "relative_key", "is_decoder": True}, "relative_key"),
+        ("bert", {"hidden_act": "mish"}, "mish"),
+        ("bert", {"novel_setting": 3}, "novel_setting = 3"),
+        ("gpt2", {"add_cross_attention": True}, "add_cross_attention"),
+        ("t5", {"feed_forward_proj": "gated-mish"}, "gated-mish"),
+        ("marian", {"normalize_before": True}, "normalize_before"),
+        ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "GPT2LMHeadModel"),
+        ("gpt2", {"model_type": "llama"}, "llama"),
+        ("gpt2", {"auto_map": {"AutoModel": "x.py"}}, "never runs"),
+        ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config"),
+        ("gpt2", {"n_layer": 4}, "h.3.ln_1.weight"),
+        ("gpt2", {"n_layer": 2}, "h.2.ln_1.weight"),
+        ("gpt2", {"n_head": 5}, "heads"),
+        ("gpt2", {"n_embd": "24"}, "n_embd"),
+        ("bert", {"vocab_size": 41}, "word_embeddings"),
+    ],
+)
+def test_settings_that_are_not_honoured_are_refused_by_name(
+    folders: Path, tmp_path: Path, name: str, change: dict[str, Any], word: str
+):
+    folder = copied(folders, name, tmp_path / "m")
+    edit(folder / "config.json", **change)
+    assert word in said(folder)
+
+
+BOMBS = [{"n_embd": 10**9}, {"n_layer": 10**6}, {"n_layer": 9_999}, {"vocab_size": 10**12}, {"n_inner": 10**15},
+         {"n_positions": 10**18}, {"n_layer": -1}, {"n_embd": 1e30}]  # fmt: skip
+
+
+def test_sizes_that_the_weights_do_not_have_are_refused_before_anything_is_allocated(folders: Path, tmp_path: Path):
+    for number, bomb in enumerate(BOMBS):
+        edit(copied(folders, "gpt2", tmp_path / str(number)) / "config.json", **bomb)
+    code = (
+        "import resource, sys, regard\nfrom regard.errors import RegardError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for folder in sys.argv[1:]:\n"
+        "    try: regard.load(folder, device='cpu')\n"
+        "    except RegardError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    places = [str(tmp_path / str(number)) for number in range(len(BOMBS))]
+    done = subprocess.run([sys.executable, "-c", code, *places], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    *messages, grown = done.stdout.splitlines()
+    assert len(messages) == len(places)
+    assert all(place in message for place, message in zip(places, messages))
+    assert int(grown) < 200_000  # kilobytes
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                                  "model.safetensors", "model.safetensors.index.json"])  # fmt: skip
+def test_damaged_files_are_read_or_refused_in_one_line(folders: Path, tmp_path: Path, file: str):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    if "index" in file:
+        sharded(folder)
+    whole, chance = (folder / file).read_bytes(), random.Random(file)
+    for number in range(60):
+        content = bytearray(whole)
+        for _ in range(chance.randrange(1, 6)):
+            content[chance.randrange(len(content) if number % 2 else min(len(content), 400))] = chance.randrange(256)
+        (folder / file).write_bytes(content[: chance.randrange(len(content))] if number % 5 == 0 else content)
+        try:
+            read_folder(folder, CPU)
+        except (DamagedFile, InputError) as error:
+            message = str(error)
+        else:
+            message = ""
+        assert "\n" not in message
+
+
+class Harm:
+    """What writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.bin"])
+def test_a_pickle_is_never_opened(folders: Path, tmp_path: Path, name: str):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    (folder / name).write_bytes(pickle.dumps(Harm(tmp_path / "harm")))
+    assert "--allow-pickle" in said(folder)
+    assert not (tmp_path / "harm").exists()
+
+
+def test_a_pickle_of_tensors_is_converted_when_allowed_and_a_harmful_one_does_nothing(folders: Path, tmp_path: Path):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    tensors = load_file(folder / "model.safetensors")
+    expected = unique_tensors(ours(folder).network)
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin")
+    assert run(["convert", str(folder), str(tmp_path / "new"), "--to", "regard", "--allow-pickle"]) == 0
+    found = unique_tensors(ours(tmp_path / "new").network)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not (folder / "model.safetensors").exists()
+    torch.save({**tensors, "harm": Harm(tmp_path / "harm")}, folder / "pytorch_model.bin")
+    with pytest.raises(DamagedFile, match="not a pickle of plain tensors") as caught:
+        convert(folder, tmp_path / "other", "regard", pickles=True)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "harm").exists()
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian", "bert"])
+def test_there_and_back_again_changes_nothing(folders: Path, tmp_path: Path, name: str):
+    first = ours(folders / name)
+    convert(folders / name, tmp_path / "own", "regard")
+    own = ours(tmp_path / "own")
+    assert own.network.description == first.network.description
+    assert own.tokenizers[0].roles == first.tokenizers[0].roles
+    assert regard.load(tmp_path / "own").defaults() == regard.load(folders / name).defaults()
+    convert(tmp_path / "own", tmp_path / "theirs", "huggingface")
+    last = load_file(tmp_path / "theirs" / "model.safetensors")
+    expected = load_file(folders / name / "model.safetensors")
+    assert last.keys() == expected.keys()
+    assert all(torch.equal(last[key], expected[key]) for key in expected)
+    with pytest.raises(InputError, match="already"):
+        convert(folders / name, tmp_path / "theirs", "regard")
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:../x", "hf:a/b/c", "hf:a b", "hf:a/b@../x", "hf:http://x/y"])
+def test_names_that_are_not_on_the_hub_are_refused_before_anyone_is_asked(name: str):
+    with pytest.raises(InputError, match="not a name on the hub"):
+        regard.load(name)
+
+
+def test_a_published_model_continues_a_text(folders: Path):
+    model = regard.load(folders / "gpt2")
+    assert model.generate("hello", temperature=0.0, max_tokens=3).startswith("hello")
+    assert model.tokenizer.opening == ()
+
+
+SENTENCES = [
+    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "mode", "word"),
+    [("", "pooling_mode_mean_tokens", ""), ("Dense", "pooling_mode_mean_tokens", "Dense"),
+     ("", "pooling_mode_weightedmean_tokens", "weightedmean")],
+)  # fmt: skip
+def test_sentence_folders_are_read_or_refused_by_name(tmp_path: Path, kinds: str, mode: str, word: str):
+    folder = saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "m")
+    more = (
+        [{"idx": 2, "name": "2", "path": "2_Dense", "type": f"sentence_transformers.models.{kinds}"}] if kinds else []
+    )
+    (folder / "modules.json").write_text(json.dumps([*SENTENCES, *more]))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 24, mode: True}))
+    if word:
+        assert word in said(folder)
+    else:
+        assert ours(folder).network.description.readout.inner is None
+        (folder / "modules.json").write_text(json.dumps([SENTENCES[0], {**SENTENCES[1], "path": "../1_Pooling"}]))
+        assert "outside" in said(folder)
