@@ -5,25 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
 
+from regard.decode.ability import require_verb
 from regard.decode.alignment import Aligner, Links
 from regard.decode.choose import Options
+from regard.decode.classify import Said, Text, classify
+from regard.decode.defaults import default_options
+from regard.decode.fill import Filled, fill_masks, fill_spans
 from regard.decode.generate import Answer, Progress, extend, translate
 from regard.decode.heads import choose_heads
 from regard.decode.look import Head, cross_heads
+from regard.decode.score import Scored, score_hidden, score_pairs, score_texts
+from regard.decode.vectors import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.show.trace import Seen, trace
 from regard.store.folder import Loaded, read_folder
-from regard.text.corpus import Corpus
-from regard.text.problem import NextToken, Translation
 from regard.text.tokenizer import Tokenizer
 
-_WHOLE = 1 << 30
+_QUIET: Progress = lambda done: None  # noqa: E731
 
 
 def load(folder: str | Path, *, device: str = "auto") -> LoadedModel:
@@ -53,8 +57,8 @@ class LoadedModel:
 
     def defaults(self) -> Options:
         """How this model searches when nobody says otherwise (generation_config.json)."""
-        known = {"num_beams": "beam", "length_penalty": "length_penalty"}
-        return Options(**{ours: self.generation[theirs] for theirs, ours in known.items() if theirs in self.generation})
+        ours = self.config.get("model_type", "regard") == "regard"
+        return default_options(self.generation, ours=ours, translates=self.network.encoder is not None)
 
     @overload
     def translate(
@@ -86,19 +90,21 @@ class LoadedModel:
         options: Options | None = None,
         *,
         prefixes: Sequence[str] | None = None,
-        progress: Progress = lambda done: None,
+        progress: Progress = _QUIET,
         alignment: bool = False,
         replace_unknown: bool = False,
+        first: int = 1,
     ) -> list[list[Answer]]:
         """The best translations of each text with their scores, best first; each begins with its prefix, if any.
 
-        `alignment` says of each which words belong together; `replace_unknown` puts source words for unknown ones.
+        `alignment` says of each which words belong together; `replace_unknown` puts source words for unknown ones;
+        `first` is the number of the first line, where a text must be named.
         """
-        self._require(encoder=True, verb="translate")
+        self._require("translate")
         aligner = self.aligner if alignment or replace_unknown else None
         options = options or self.defaults()
         tokenizers = self.tokenizer, self.target_tokenizer
-        found = translate(self.network, tokenizers, texts, options, prefixes=prefixes, progress=progress)
+        found = translate(self.network, tokenizers, texts, options, prefixes=prefixes, progress=progress, first=first)
         if aligner is None:
             return found
         return aligner.explain(
@@ -147,7 +153,7 @@ class LoadedModel:
         self,
         prompt: str,
         *,
-        max_tokens: int = 200,
+        max_tokens: int | None = None,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -156,43 +162,119 @@ class LoadedModel:
         stop: Sequence[str] = (),
         options: Options | None = None,
     ) -> str:
-        """The prompt, continued by drawing token after token; `options`, if given, says all of it instead."""
+        """The prompt, continued by drawing token after token; `options`, if given, says all of it instead.
+
+        Without `max_tokens`: as many as the model's generation_config.json has it, or 200.
+        """
+        own = self.defaults()
+        limit = own.max_tokens if max_tokens is None else max_tokens
         drawn = Options(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-            stop=tuple(stop),
+            max_tokens=limit, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            stop=tuple(stop), never=own.never,
         )  # fmt: skip
         return self.continuations([prompt], options or drawn)[0][0].text
 
     def continuations(
-        self, prompts: Sequence[str], options: Options, *, progress: Progress = lambda done: None
-    ) -> list[list[Answer]]:
+        self, prompts: Sequence[str], options: Options, *, progress: Progress = _QUIET
+    ) -> list[list[Answer]]:  # fmt: skip
         """The best continuations of each text with their scores, best first, the text itself included."""
-        self._require(encoder=False, verb="generate")
+        self._require("generate")
         return extend(self.network, self.tokenizer, prompts, options, progress=progress)
+
+    @overload
+    def fill(self, texts: str, *, top: int = ..., progress: Progress = ...) -> Filled: ...
+    @overload
+    def fill(self, texts: list[str], *, top: int = ..., progress: Progress = ...) -> list[Filled]: ...
+    def fill(self, texts: str | list[str], *, top: int = 5, progress: Progress = _QUIET) -> Filled | list[Filled]:
+        """Words for each [MASK] of a text; of a model that says spans, spans for <extra_id_0>, <extra_id_1>, ..."""
+        self._require("fill")
+        if top < 1:
+            raise InputError(f"top must be 1 or more, got {top} (--top).")
+        several = [texts] if isinstance(texts, str) else texts
+        if self.network.decoder is None:
+            found = fill_masks(self.network, self.tokenizer, several, top=top, progress=progress)
+        else:
+            both = self.tokenizer, self.target_tokenizer
+            found = fill_spans(self.network, both, several, self.defaults(), top=top, progress=progress)
+        return found[0] if isinstance(texts, str) else found
+
+    @overload
+    def embed(
+        self, texts: Sequence[str], *, pool: str | None = ..., layer: Layer = ..., normalised: bool = ...,
+        tokens: Literal[False] = ..., progress: Progress = ...,
+    ) -> Vectors: ...  # fmt: skip
+    @overload
+    def embed(
+        self, texts: Sequence[str], *, pool: str | None = ..., layer: Layer = ..., normalised: bool = ...,
+        tokens: Literal[True], progress: Progress = ...,
+    ) -> list[TokenVectors]: ...  # fmt: skip
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        pool: str | None = None,
+        layer: Layer = None,
+        normalised: bool = False,
+        tokens: bool = False,
+        progress: Progress = _QUIET,
+    ) -> Vectors | list[TokenVectors]:
+        """A vector for each text, or with `tokens` one for each of its tokens.
+
+        `pool` is "mean", "first", "last" or "max"; `layer` a number, 0 being the embedding, or "mix", the mean of all.
+        """
+        _require_texts("embed", texts)
+        if not tokens:
+            return embed(
+                self.network, self.tokenizer, texts, pool=pool, layer=layer, normalised=normalised, progress=progress
+            )
+        if pool is not None:
+            raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
+        return embed_tokens(
+            self.network, self.tokenizer, texts, layer=layer, normalised=normalised, progress=progress
+        )  # fmt: skip
+
+    def classify(self, texts: Sequence[Text], *, progress: Progress = _QUIET) -> list[Said]:
+        """What the model says of each text, or pair of texts: its label, its number, or the tags of its words."""
+        _require_texts("classify", texts)
+        self._require("classify")
+        return classify(self.network, self.tokenizer, texts, progress)
 
     def score(self, source: Sequence[str], target: Sequence[str] | None = None) -> list[float]:
         """The log-probability of each target given its source, or of each text when there is no target."""
+        return [found.total for found in self.scores(source, target)]
+
+    def scores(
+        self, source: Sequence[str], target: Sequence[str] | None = None, *, progress: Progress = _QUIET
+    ) -> list[Scored]:
+        """The log-probability of each target given its source, or of each text, as a whole and token by token.
+
+        A model that fills in masks hides one token after the other: the sum is a pseudo-log-likelihood.
+        """
         _require_pairs("score", source, target)
-        self._require(encoder=target is not None, verb="score pairs" if target is not None else "score plain texts")
-        problem = NextToken(_WHOLE) if target is None else Translation(_WHOLE)
-        totals = []
-        for place, text in enumerate(source):
-            corpus = Corpus([text], None if target is None else [target[place]], (f"text {place + 1}",))
-            batch = problem.samples(corpus, (self.tokenizer, self.target_tokenizer)).batch([0]).to(self.device)
-            with torch.inference_mode():
-                totals.append(-float(self.network.loss(batch.inputs, batch.targets)))
-        return totals
+        both = self.network.encoder is not None and self.network.decoder is not None
+        self._require("score")
+        if both != (target is not None):
+            what, fits = ("plain texts", "pairs of source and target") if both else ("pairs", "texts alone")
+            raise InputError(f"this model does not score {what}. Give {fits}.")
+        if target is not None:
+            tokenizers = self.tokenizer, self.target_tokenizer
+            return score_pairs(self.network, tokenizers, (source, target), progress)
+        score = score_texts if self.network.encoder is None else score_hidden
+        return score(self.network, self.tokenizer, source, progress)
 
     def look(self, text: str, target: str | None = None) -> Seen:
         """What every layer and head attends to while reading `text` and saying `target` (or its own words)."""
-        if self.network.encoder is not None and target is None:
+        if self.network.encoder is not None and self.network.decoder is not None and target is None:
             target = self.translate(text)
         return trace(self.network, self.tokenizer, self.target_tokenizer, text, target, self.aligners)
 
-    def _require(self, *, encoder: bool, verb: str) -> None:
-        if (self.network.encoder is not None) != encoder:
-            made = "generate" if encoder else "translate"
-            raise InputError(f"this model does not {verb}; it was made to {made}. Try: regard {made}.")
+    def _require(self, verb: str) -> None:
+        require_verb(self.description, self.tokenizer, verb)
+
+
+def _require_texts(what: str, texts: Sequence[Any]) -> None:
+    if isinstance(texts, str):
+        raise InputError(f"{what} takes a list of texts. Put the text into one.")
 
 
 def _require_pairs(what: str, sources: Sequence[str], targets: Sequence[str] | None) -> None:

@@ -38,9 +38,10 @@ def without_torch(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize(
-    "verb", [[], ["train"], ["init"], ["translate"], ["generate"], ["show"], ["evaluate"], ["check"], ["plan"]]
-)
+VERBS = "train init translate generate fill embed classify score show evaluate check plan"
+
+
+@pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS.split())])
 def test_help_needs_no_torch_and_gives_an_example(verb: list[str]):
     said = without_torch(*verb, "--help")
     assert "Usage: regard" in said

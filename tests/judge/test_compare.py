@@ -22,8 +22,9 @@ from regard.judge.compare import Look, compare, distinct_names, look_at, plot_co
 from regard.judge.compare_report import write_comparison
 from regard.judge.comparison import Comparison, Contender
 from regard.judge.counts import Row, counted, metrics
-from regard.judge.evaluate import document_losses, evaluate
+from regard.judge.evaluate import evaluate
 from regard.judge.significance import Estimate, paired
+from regard.judge.windows import document_losses
 from regard.metrics import quality
 from regard.models import zoo
 from regard.models.model import Model

@@ -174,18 +174,6 @@ def test_a_language_model_is_measured_on_each_document_alone():
     assert found.bits_per_byte == pytest.approx(total / math.log(2) / (5 + 3 + 13), rel=1e-5)
 
 
-def test_a_language_model_reads_rows_as_long_as_its_context():
-    corpus = Corpus(["a rather long document, forty bytes or so"], None, ("text",))
-    model = language_model(Learned(16), corpus)
-    stream = [model.tokenizer.begin, *model.tokenizer.encode(corpus.sources[0]), model.tokenizer.end]
-    total = 0.0
-    for start in range(0, len(stream) - 1, 16):
-        with torch.no_grad():
-            logits = model.network(torch.tensor([stream[:-1][start : start + 16]]))[0]
-        total += summed(logits, stream[start + 1 : start + 17])
-    assert evaluate(model, corpus).loss == pytest.approx(total / (len(stream) - 1), rel=1e-5)
-
-
 def test_progress_tells_of_every_text_once(translator):
     for model, corpus in ((translator, PAIRS), (language_model(Rotary(), DOCUMENTS), DOCUMENTS)):
         done: list[int] = []

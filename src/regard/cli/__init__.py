@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import judge, learn, speak
+from regard.cli import exchange, judge, learn, read, speak
 from regard.errors import RegardError
 from regard.version import __version__
 
@@ -28,10 +28,15 @@ app.command()(learn.init)
 app.command()(learn.plan)
 app.command()(speak.translate)
 app.command()(speak.generate)
+app.command()(read.fill)
+app.command()(read.embed)
+app.command()(read.classify)
+app.command()(read.score)
 app.command()(speak.show)
 app.command()(judge.evaluate)
 app.command()(judge.compare)
 app.command()(judge.check)
+app.command()(exchange.convert)
 
 
 def _version(wanted: bool) -> None:
@@ -63,7 +68,7 @@ def main() -> NoReturn:
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run a verb; -> the exit code."""
     try:
-        code = _invoke(arguments)
+        code = _invoke(arguments or ["--help"])
         sys.stdout.flush()
         return code
     except RegardError as error:

@@ -75,6 +75,16 @@ def json_line(line: str) -> dict[str, Any]:
     return value
 
 
+def two_columns(line: str, number: int) -> tuple[str, str]:
+    """The two texts of a line, with a tab between them."""
+    first, tab, second = line.partition("\t")
+    if not tab:
+        raise InputError(
+            f"line {number:,} is one text, this takes two (standard input). Write both in a line, a tab between them."
+        )
+    return first, second
+
+
 @contextmanager
 def progress(total: int, what: str) -> Iterator[Progress]:
     """A bar on a terminal, nothing in a pipe."""

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.common import Device, ModelFolder, Threads, json_text, load_model, progress, use_threads
+from regard.cli.read import learnt_pairs
 from regard.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
+    from regard.judge.answers import AnswerEvaluation
     from regard.judge.comparison import Comparison
     from regard.judge.evaluate import Evaluation
     from regard.text.corpus import Corpus
@@ -21,10 +23,24 @@ if TYPE_CHECKING:
 
 def evaluate(
     model: ModelFolder,
-    source: Annotated[Path | None, typer.Option(help="Lines to translate.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Their right translations.")] = None,
+    source: Annotated[Path | None, typer.Option(help="Lines to translate or to classify.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="Their right translations, labels, numbers or tags.")] = None,
     text: Annotated[Path | None, typer.Option(help="A text to predict.")] = None,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs", help="A source is two texts, with a tab between them.", show_default="as the model has learnt"
+        ),
+    ] = False,
     beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
+    window: Annotated[
+        int | None,
+        typer.Option(help="Tokens a language model reads at once.", min=1, show_default="what it can, or 512"),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="Tokens by which the window moves on.", min=1, show_default="half of the window"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves and alignments.")] = None,
@@ -33,22 +49,29 @@ def evaluate(
 ) -> None:
     """Judge a model: BLEU and chrF with signatures, exact match, loss, perplexity and bits per byte.
 
+    Of a classifier: accuracy, macro F1 and Matthews' correlation, or Pearson's and Spearman's of numbers.
     Without files: on the test text of its own recipe.
 
     Example: regard evaluate runs/de-en --source test.de --reference test.en
     """
     from dataclasses import replace
 
+    from regard.judge.evaluate import Evaluation, plot_by_length
     from regard.judge.evaluate import evaluate as judge
-    from regard.judge.evaluate import plot_by_length
 
     corpus = _corpus("evaluate", model, source, reference, text)
+    if source is not None and (pairs or learnt_pairs(model)):
+        corpus = replace(corpus, joined=True)
     loaded = load_model(model, device, threads)
     options = loaded.defaults()
     options = options if beam is None else replace(options, beam=beam)
     with progress(len(corpus), "evaluating") as advance:
-        found = judge(loaded, corpus, options, progress=advance)
+        found = judge(loaded, corpus, options, window=window, stride=stride, progress=advance)
     _say(found, as_json)
+    if not isinstance(found, Evaluation):
+        if plot is not None or report is not None:
+            raise InputError("there are no translations to draw (--plot, --report). Evaluate a translator on pairs.")
+        return
     if plot is not None:
         plot_by_length(found, plot)
         typer.echo(f"{plot} shows quality by source length.", err=True)
@@ -146,7 +169,7 @@ def check(
         typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped).")
 
 
-def _say(found: Evaluation | Comparison, as_json: bool) -> None:
+def _say(found: Evaluation | AnswerEvaluation | Comparison, as_json: bool) -> None:
     """Print what was found, for a person or for a program."""
     typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found.text())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,12 +23,23 @@ def translate(
     model: ModelFolder,
     beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
     n_best: Annotated[int, typer.Option(help="Say the best n, as 'line ||| text ||| score'.")] = 1,
-    length_penalty: Annotated[float | None, typer.Option(help="Favours long answers.", show_default="0.6")] = None,
+    length_penalty: Annotated[
+        float | None, typer.Option(help="Favours long answers.", show_default="the model's")
+    ] = None,
     coverage_penalty: Annotated[float, typer.Option(help="Punishes source words nobody attended to.")] = 0.0,
-    max_tokens: Annotated[int | None, typer.Option(help="The longest answer.", show_default="2 x source + 50")] = None,
-    min_tokens: Annotated[int, typer.Option(help="The shortest answer.")] = 0,
-    no_repeat_ngram: Annotated[int, typer.Option(help="Never say a run of so many tokens twice; 0 is off.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: shuns tokens already said.")] = 1.0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="The longest answer.", show_default="the model's, or 2 x source + 50")
+    ] = None,
+    min_tokens: Annotated[
+        int | None, typer.Option(help="The shortest answer.", show_default="the model's, or 0")
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None,
+        typer.Option(help="Never say a run of so many tokens twice; 0 is off.", show_default="the model's, or 0"),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Above 1: shuns tokens already said.", show_default="the model's, or 1")
+    ] = None,
     prefix: Annotated[str | None, typer.Option(help="Begin every answer with this.")] = None,
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Say which words belong together, as 'text ||| 0-0 1-2'.")
@@ -49,16 +60,16 @@ def translate(
     """
     loaded = load_model(model, device, threads)
     defaults = loaded.defaults()
+    said: dict[str, Any] = {
+        "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens,
+        "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty,
+    }  # fmt: skip
     options = replace(
         defaults,
         beam=max(n_best, defaults.beam) if beam is None else beam,
         n_best=n_best,
-        length_penalty=defaults.length_penalty if length_penalty is None else length_penalty,
+        **{name: value for name, value in said.items() if value is not None},
         coverage_penalty=coverage_penalty,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        no_repeat_ngram=no_repeat_ngram,
-        repetition_penalty=repetition_penalty,
         temperature=temperature,
         top_p=top_p,
         seed=seed,
@@ -73,7 +84,9 @@ def translate(
         texts = [row["text"] for row in rows]
         with progress(len(texts), "translating") as advance:
             prefixes = None if prefix is None else [prefix] * len(texts)
-            found = speak(texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance)
+            found = speak(
+                texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance, first=done + 1
+            )
         for place, (row, answers) in enumerate(zip(rows, found)):
             sys.stdout.write(_written(row if as_json else None, done + place, answers, n_best))
         sys.stdout.flush()
@@ -123,7 +136,9 @@ def _converse(speak: Callable[..., list[list[Answer]]], options: Options, prefix
 def generate(
     model: ModelFolder,
     prompt: Annotated[str, typer.Argument(help="The text to continue.")] = "",
-    max_tokens: Annotated[int, typer.Option(help="How many tokens to add at most.", min=0)] = 200,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="How many tokens to add at most.", min=0, show_default="the model's, or 200")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 is all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this much.")] = 1.0,
@@ -133,6 +148,7 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: shuns tokens already said.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
     seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A file to write: music if it ends in .mid, else the text.")] = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -147,7 +163,26 @@ def generate(
         no_repeat_ngram=no_repeat_ngram, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
     )  # fmt: skip
     loaded = load_model(model, device, threads)
-    typer.echo(loaded.continuations([prompt], options)[0][0].text)
+    own = loaded.defaults()
+    options = replace(options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, never=own.never)
+    text = loaded.continuations([prompt], options)[0][0].text
+    if out is None:
+        typer.echo(text)
+        return
+    _save(text, out)
+    typer.echo(f"{out} is written.")
+
+
+def _save(text: str, out: Path) -> None:
+    """Write a text to a file, as music where the file's name says so."""
+    if out.suffix in (".mid", ".midi"):
+        from regard.show.midi import save_midi
+
+        save_midi(text, out)
+    else:
+        from regard.store.files import write_file
+
+        write_file(out, f"{text}\n".encode())
 
 
 def show(

@@ -41,6 +41,7 @@ class Options:
     min_tokens: int = 0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    never: tuple[int, ...] = ()  # tokens that are never said
 
     def __post_init__(self) -> None:
         bounds: list[tuple[str, float, float, float]] = [
@@ -65,7 +66,9 @@ class Options:
 
     def penalty(self, length: T) -> T:
         """What the sum of log-probabilities of so many tokens is divided by."""
-        return ((5 + length) / 6 if self.normalization == "wu" else length) ** self.length_penalty
+        counted: T = (5 + length) / 6 if self.normalization == "wu" else length
+        divisor: T = counted**self.length_penalty
+        return divisor
 
 
 Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
@@ -136,6 +139,8 @@ class RandomNumbers:
 
 def constrain(logits: Tensor, history: Tensor, options: Options, *, made: int, end: int) -> Tensor:
     """RN logits under the options' rules; `history` RL is all that was said (-1 where a row has no token)."""
+    if options.never:
+        logits = logits.index_fill(1, torch.tensor(options.never, device=logits.device), -torch.inf)
     if made < options.min_tokens:
         logits = logits.index_fill(1, torch.tensor([end], device=logits.device), -torch.inf)
     if options.repetition_penalty != 1.0:

@@ -30,6 +30,7 @@ class Request:
     source: tuple[int, ...] | None
     limit: int
     seed: int = 0
+    opening: int = 1  # how many tokens of the prompt stand before its text
 
     @property
     def length(self) -> int:
@@ -61,8 +62,12 @@ def translate(
     *,
     prefixes: Sequence[str] | None = None,
     progress: Progress = lambda done: None,
+    first: int = 1,
 ) -> list[list[Answer]]:
-    """The best translations of each text, best first; each begins with its prefix, if there is one."""
+    """The best translations of each text, best first; each begins with its prefix, if there is one.
+
+    `first` is the number of the first line, by which a text that cannot be read is named.
+    """
     source, target = tokenizers
     prefixes = [""] * len(texts) if prefixes is None else prefixes
     if len(prefixes) != len(texts):
@@ -71,7 +76,7 @@ def translate(
     requests = []
     for place, (ids, prefix) in enumerate(zip(source.encode_batch(texts), begun)):
         read = (*ids, source.end)
-        require_room(network, len(read), f"line {place + 1:,}")
+        require_room(network, len(read), f"line {first + place:,}")
         limit = options.max_tokens if options.max_tokens is not None else 2 * len(read) + 50
         # Nothing is what an empty line means in any language.
         limit = room(network, limit, len(prefix) + 1) if ids else 0
@@ -90,17 +95,17 @@ def extend(
     """The best continuations of each text, best first, the text itself included."""
     requests = []
     for place, ids in enumerate(tokenizer.encode_batch(prompts)):
-        prompt = (tokenizer.begin, *ids)
+        prompt = opened(tokenizer, ids)
         require_room(network, len(prompt), f"prompt {place + 1:,}")
-        limit = 200 if options.max_tokens is None else options.max_tokens
-        requests.append(Request(prompt, None, room(network, limit, len(prompt)), options.seed + place))
+        limit = room(network, 200 if options.max_tokens is None else options.max_tokens, len(prompt))
+        requests.append(Request(prompt, None, limit, options.seed + place, len(prompt) - len(ids)))
     return speak(network, tokenizer, requests, options, progress)
 
 
 def speak(
     network: Network, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress
 ) -> list[list[Answer]]:
-    """Search, and turn tokens into text; a prompt's first token is not part of it."""
+    """Search, and turn tokens into text; what opens a prompt is not part of it."""
     stopped = None
     if options.stop:
 
@@ -116,7 +121,7 @@ def speak(
     for place, request in enumerate(requests):
         hypotheses = [said for row in found[place :: len(requests)] for said in row]
         hypotheses.sort(key=lambda said: -said.score)
-        prompt = request.prompt[1:]
+        prompt = request.prompt[request.opening :]
         start = len(tokenizer.decode(prompt))
         answers.append(
             [
@@ -131,6 +136,11 @@ def speak(
             ]
         )
     return answers
+
+
+def opened(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """A language model's prompt with what opens it; an empty one is at least begun."""
+    return (*tokenizer.opening, *ids) or (tokenizer.begin,)
 
 
 def before_stop(text: str, start: int, stops: tuple[str, ...]) -> str:
@@ -198,9 +208,14 @@ def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor,
 
 def batches(requests: Sequence[Request], tokens: int = _TOKENS) -> Iterator[list[int]]:
     """Places of requests, the longest first, in batches of so many tokens."""
+    return by_length([request.length for request in requests], tokens)
+
+
+def by_length(lengths: Sequence[int], tokens: int = _TOKENS) -> Iterator[list[int]]:
+    """Places of rows of these lengths, the longest first, in batches of so many tokens."""
     batch: list[int] = []
-    for place in sorted(range(len(requests)), key=lambda place: -requests[place].length):
-        widest = requests[batch[0]].length if batch else 0
+    for place in sorted(range(len(lengths)), key=lambda place: -lengths[place]):
+        widest = lengths[batch[0]] if batch else 0
         if batch and (len(batch) >= _ROWS or (len(batch) + 1) * widest > tokens):
             yield batch
             batch = []

@@ -114,7 +114,7 @@ class _Rows:
 
     def candidates(self) -> _Candidates:
         """What may come next, as the network sees it."""
-        following = self.read().log_softmax(dim=-1).unflatten(0, (len(self.alive), self.width))
+        following = self.read().unflatten(0, (len(self.alive), self.width))
         sums, parents, chosen = self.propose(following, self.sums)
         self.made += 1
         said = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
@@ -125,7 +125,7 @@ class _Rows:
         return _Candidates(sums, parents, tokens, ending, finished | over, over)
 
     def read(self) -> Tensor:
-        """-> RN: the logits of the next token of every row, under the options' rules."""
+        """-> RN: the log-probabilities of the next token of every row, under the options' rules."""
         record = None if self.coverage is None else Record(lambda name: name.endswith("cross"))
         self.context = replace(self.context, record=record)
         states, self.memory = self.network.decode(self.last, self.context, self.memory)
@@ -138,7 +138,10 @@ class _Rows:
             self.coverage = self.coverage + weights.sum(dim=1).unflatten(0, (len(self.alive), self.width))
         said = self.tokens.flatten(0, 1)
         history = torch.cat([self.prompt.repeat_interleave(self.width, dim=0), said], dim=1)
-        return constrain(logits, history, self.options, made=self.made, end=self.end)
+        if self.beam > 1 and self.options.normalization == "length":
+            # Hugging Face's beams shun and forbid after the softmax: the others do not become likelier.
+            return constrain(logits.log_softmax(dim=-1), history, self.options, made=self.made, end=self.end)
+        return constrain(logits, history, self.options, made=self.made, end=self.end).log_softmax(dim=-1)
 
     def at_stop(self, tokens: Tensor, ending: Tensor) -> Tensor:
         """Which candidates hold a stop string."""

@@ -16,7 +16,7 @@ import torch
 
 from regard.api import LoadedModel, load
 from regard.errors import DamagedFile, InputError, RegardError, RunFailed
-from regard.judge.evaluate import document_losses
+from regard.judge.windows import document_losses
 from regard.learn.memory import peak, ran_out
 from regard.models.device import choose_device
 from regard.text.corpus import Corpus

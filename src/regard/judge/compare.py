@@ -13,6 +13,7 @@ from statistics import median
 import numpy as np
 
 from regard.api import load
+from regard.decode.ability import require_verb
 from regard.errors import DamagedFile, InputError, suggest
 from regard.judge.alone import Measured, Progress, Task, measure_alone
 from regard.judge.chart import Line, draw, panel
@@ -146,6 +147,7 @@ def _parameters(folders: Sequence[str | Path], names: Sequence[str], corpus: Cor
             one, other = (names[0], name) if translate[0] else (name, names[0])
             raise InputError(f"{one} translates, {other} does not (regard compare). Compare models of one kind.")
         require_fit(model, corpus)
+        require_verb(model.description, model.tokenizer, "generate" if corpus.targets is None else "translate")
     return found
 
 

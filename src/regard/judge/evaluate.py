@@ -8,25 +8,27 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from regard.api import LoadedModel
+from regard.decode.ability import verbs
 from regard.decode.choose import Options
 from regard.errors import InputError
+from regard.judge.answers import AnswerEvaluation, evaluate_answers
 from regard.judge.chart import ACCENT, QUIET, Line, draw, panel
 from regard.judge.counts import Row, by_group, by_length, counted, is_numbered, metrics
+from regard.judge.windows import Window, read_documents
 from regard.learn.validate import summed_loss
 from regard.metrics import Quality, bits_per_byte, perplexity, quality
-from regard.text.batch import Plan
+from regard.text.bothways import BothWays
 from regard.text.corpus import Corpus
 from regard.text.encode import encode_texts
+from regard.text.masking import Masked
 from regard.text.problem import NextToken, Translation
+from regard.text.samples import Samples
+from regard.text.spans import Spans
 
 _BATCH_TOKENS = 8192
 _UNBOUNDED = 1 << 30
-_ROW_LENGTH = 512  # of a language model that could read any length
+_PIECE = 128  # tokens of a text that is read whole
 _ROWS_SHOWN = 12
 
 
@@ -36,7 +38,7 @@ class Evaluation:
 
     loss: float  # nats per token
     perplexity: float
-    bits_per_byte: float
+    bits_per_byte: float | None  # None where only some tokens are asked for
     tokens: int
     dropped: dict[str, int]  # lines without a loss, by reason
     seconds: float = 0.0
@@ -74,11 +76,9 @@ class Evaluation:
 
     def _loss_lines(self) -> list[str]:
         dropped = [f"        no loss for {count:,} lines: {reason}" for reason, count in self.dropped.items()]
-        return [
-            f"loss    {self.loss:.4f} nats a token ({self.tokens:,} tokens), "
-            f"perplexity {self.perplexity:.3f}, {self.bits_per_byte:.4f} bits per byte",
-            *dropped,
-        ]
+        bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
+        loss = f"loss    {self.loss:.4f} nats a token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}{bits}"
+        return [loss, *dropped]
 
 
 def evaluate(
@@ -86,17 +86,30 @@ def evaluate(
     corpus: Corpus,
     options: Options | None = None,
     *,
+    window: int | None = None,
+    stride: int | None = None,
     progress: Callable[[int], None] = lambda done: None,
-) -> Evaluation:
-    """Translate and judge every pair, or read every document; `progress` is told how many more texts are done."""
+) -> Evaluation | AnswerEvaluation:
+    """Judge what a model says of every text; `progress` is told how many more texts are done.
+
+    A translator's translations, a classifier's answers, and of other models the loss of the text. Language models read
+    it through a `window` of tokens that moves on by a `stride`.
+    """
     start = time.perf_counter()
     require_fit(model, corpus)
-    evaluation = _measured(model, corpus)
-    if corpus.targets is None:
-        progress(len(corpus))
-    else:
+    if model.description.readout.says in ("names", "numbers"):
+        return evaluate_answers(model, corpus, progress=progress)
+    if (window, stride) != (None, None) and (model.network.encoder is not None or corpus.targets is not None):
+        raise InputError("only a language model reads through a window. Leave out --window and --stride.")
+    if corpus.targets is not None:
+        evaluation = _measured(model, corpus, Translation(model.network.longest or _UNBOUNDED))
         said = tuple(answers[0].text for answers in model.translations(corpus.sources, options, progress=progress))
         evaluation = _judged(evaluation, model, corpus, said)
+    elif model.network.encoder is None:
+        evaluation = _read(model, corpus, Window.of(model, window, stride), progress)
+    else:
+        evaluation = replace(_measured(model, corpus, _learnt(model)), bits_per_byte=None)
+        progress(len(corpus))
     return replace(evaluation, seconds=time.perf_counter() - start)
 
 
@@ -123,34 +136,22 @@ def plot_by_length(evaluation: Evaluation, path: Path) -> None:
     draw(path, [panel("source length in tokens", rows, lines)])
 
 
-def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.float64], int]:
-    """The summed cross entropy of each document, read as `evaluate` does, and how many tokens they have."""
-    samples = _packed(model).samples(corpus, (model.tokenizer, None))
-    filled = np.flatnonzero(samples.stream.lengths)
-    losses, tokens = np.zeros(len(corpus)), 0
-    with torch.inference_mode():
-        for indices in Plan(samples.lengths, _BATCH_TOKENS, seed=0).in_order():
-            batch = samples.batch(indices).to(model.device)
-            inputs: dict[str, Any] = batch.inputs
-            asked = batch.targets >= 0
-            states, targets = model.network.states(**inputs)[asked], batch.targets[asked]
-            # A row knows in which document it begins, and a token how many have begun in its row before it.
-            first = torch.from_numpy(np.searchsorted(filled, batch.samples)).to(model.device)[:, None]
-            document = (first + inputs.get("document", torch.zeros_like(batch.targets)))[asked]
-            for number in document.unique().tolist():
-                own = document == number
-                losses[filled[number]] += float(model.network.readout.loss(states[own], targets[own]))
-            tokens += batch.tokens
-    return losses, tokens
-
-
-def _measured(model: LoadedModel, corpus: Corpus) -> Evaluation:
+def _measured(model: LoadedModel, corpus: Corpus, problem: Translation | Masked | Spans | BothWays) -> Evaluation:
     """The loss of a corpus."""
-    problem: Translation | NextToken
-    problem = _packed(model) if corpus.targets is None else Translation(model.network.longest or _UNBOUNDED)
     samples = problem.samples(corpus, (model.tokenizer, model.target_tokenizer))
     total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
-    loss = total / tokens
+    return _lost(total, tokens, samples)
+
+
+def _read(model: LoadedModel, corpus: Corpus, window: Window, progress: Callable[[int], None]) -> Evaluation:
+    """The loss of documents that are read through a window."""
+    samples = NextToken(window.length).samples(corpus, (model.tokenizer, None))
+    losses, tokens = read_documents(model, samples.stream, window, progress=progress)
+    return _lost(float(losses.sum()), tokens, samples)
+
+
+def _lost(total: float, tokens: int, samples: Samples) -> Evaluation:
+    loss = total / max(1, tokens)
     return Evaluation(
         loss=loss,
         perplexity=perplexity(loss),
@@ -160,8 +161,12 @@ def _measured(model: LoadedModel, corpus: Corpus) -> Evaluation:
     )
 
 
-def _packed(model: LoadedModel) -> NextToken:
-    return NextToken(model.network.longest or _ROW_LENGTH)
+def _learnt(model: LoadedModel) -> Masked | Spans | BothWays:
+    """What a model that reads a text as a whole learns of it, drawn the same each time."""
+    length = min(_PIECE, model.network.longest or _PIECE)
+    if model.network.decoder is not None:
+        return Spans(length)
+    return Masked(length) if "fill" in verbs(model.description, model.tokenizer) else BothWays(length)
 
 
 def _judged(evaluation: Evaluation, model: LoadedModel, corpus: Corpus, said: tuple[str, ...]) -> Evaluation:
@@ -193,8 +198,13 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def require_fit(model: LoadedModel, corpus: Corpus) -> None:
-    """Refuse pairs for a language model, and plain text for a translator."""
-    if model.network.encoder is not None and corpus.targets is None:
-        raise InputError(f"this model translates, {corpus.names[0]} has one side. Give --source and --reference.")
-    if model.network.encoder is None and corpus.targets is not None:
-        raise InputError(f"this model does not translate, {corpus.names[0]} has two sides. Give --text.")
+    """Refuse pairs for a model that reads one text, and plain text for one that says something of it."""
+    known, name = verbs(model.description, model.tokenizer), corpus.names[0]
+    if known == ("embed",) and model.description.readout.says == "vectors":
+        raise InputError("this model makes vectors, which are right or wrong of no text alone. Try: regard embed.")
+    answers = known[0] in ("translate", "classify")
+    if answers and corpus.targets is None and "fill" not in known:
+        what = "translates" if known[0] == "translate" else "classifies"
+        raise InputError(f"this model {what}, {name} has one side. Give --source and --reference.")
+    if not answers and corpus.targets is not None:
+        raise InputError(f"this model does not translate, {name} has two sides. Give --text.")

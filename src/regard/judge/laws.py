@@ -17,6 +17,7 @@ from regard.decode.choose import Options
 from regard.decode.generate import Request, answer, room
 from regard.judge.probe import Probe, answers, gap, logits, said, stepped
 from regard.models.model import Model, Network
+from regard.models.stack import AnySublayer
 from regard.parts.contract import Context, Record, select
 
 TOLERANCE = 1e-4
@@ -125,8 +126,12 @@ def weights(probe: Probe) -> float | None:
 
 def _whole(model: Model) -> bool:
     """False where weights are made smaller after the softmax (local-p), so that they sum to one at most."""
-    layers = [part for stack in (model.encoder, model.decoder) if stack for layer in stack.layers for part in layer]
-    return all(getattr(getattr(part, "see", None), "whole", True) for part in layers)
+    return all(getattr(getattr(part, "see", None), "whole", True) for part in _parts(model))
+
+
+def _parts(model: Model) -> list[AnySublayer]:
+    """Every sublayer of a model."""
+    return [part for stack in (model.encoder, model.decoder) if stack for layer in stack.layers for part in layer]
 
 
 def _visible(probe: Probe, name: str, matrix: Tensor) -> Tensor:
@@ -251,6 +256,8 @@ class Law:
             return "it says one thing of the whole text"
         if self.needs == "source" and not both:
             return "it reads no source"
+        if self.needs == "one text" and not all(getattr(part, "packs", True) for part in _parts(model)):
+            return "its state goes on from one document to the next"
         return "it reads a source" if self.needs == "one text" and both else None
 
 

@@ -47,17 +47,18 @@ def page(source_tokens: list[str], target_tokens: list[str], weights: dict[str, 
     seen = "A row is a token that looks, a column one that is looked at; more colour is more."
     note = f'<p class="quiet">{seen if weights else "This model has no attention: there is nothing to see."}</p>'
     whole = overview(source_tokens, target_tokens, weights, title="All layers and heads together")
-    layers = [_layer(name, heads, bool(source_tokens)) for name, heads in weights.items()]
+    layers = [_layer(name, heads, bool(source_tokens and target_tokens)) for name, heads in weights.items()]
     return document(title, STYLE, "\n".join([f"<h1>{title}</h1>", *texts, note, whole, *layers]))
 
 
 def overview(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor], *, title: str) -> str:
-    """One map of the mean over layers and heads: target over source, or over itself where there is no source."""
-    kind, columns = ("cross", source_tokens) if source_tokens else ("self", target_tokens)
+    """One map of the mean over layers and heads: target over source, or a text over itself where there is but one."""
+    rows = target_tokens or source_tokens
+    kind, columns = ("cross", source_tokens) if source_tokens and target_tokens else ("self", rows)
     layers = [heads for name, heads in weights.items() if name.endswith(kind)]
     if not layers:
         return ""
-    drawn = heatmap(target_tokens, columns, torch.cat(layers).mean(dim=0), title=title)
+    drawn = heatmap(rows, columns, torch.cat(layers).mean(dim=0), title=title)
     return f'<figure class="wide"><figcaption>{escaped(title)}</figcaption>{drawn}</figure>'
 
 
@@ -125,7 +126,7 @@ def _width(text: str) -> int:
 
 def _layer(name: str, heads: Tensor, translating: bool) -> str:
     """Small maps of all heads of a layer, H x T x S."""
-    side = "source" if name.startswith("encoder") else "target" if translating else "text"
+    side = "text" if not translating else "source" if name.startswith("encoder") else "target"
     other = "source" if name.endswith("cross") else side
     # The root lets weak weights be seen too: attention spread evenly over a hundred tokens still shows.
     figures = "".join(

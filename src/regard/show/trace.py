@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.decode.frames import row_of
 from regard.errors import InputError
 from regard.models.model import Network
 from regard.parts.contract import Record
@@ -86,10 +87,10 @@ def trace(
     """Read a text (and say a target) once, with a record of what every layer attends to."""
     record = Record()
     device = next(network.parameters()).device
-    if network.encoder is None:
-        ids = [tokenizer.begin, *tokenizer.encode(text)]
-        source, source_ids = [], None
-        said = ids
+    if network.encoder is None or network.decoder is None:
+        ids = [*row_of(network, tokenizer, tokenizer.encode(text))]
+        source_ids = None
+        source, said = ([], ids) if network.encoder is None else (ids, [])
     else:
         source = [*tokenizer.encode(text), tokenizer.end]
         source_ids = torch.tensor([source], device=device)

@@ -1,0 +1,259 @@
+"""The verbs that read texts: fill, embed, classify and score."""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from regard.cli.common import (
+    Device,
+    ModelFolder,
+    Threads,
+    input_lines,
+    json_line,
+    json_text,
+    load_model,
+    progress,
+    two_columns,
+)
+from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from regard.decode.classify import Said
+    from regard.decode.fill import Choice, Filled
+    from regard.decode.score import Scored
+
+Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
+Row = dict[str, Any]
+
+
+def fill(
+    model: ModelFolder,
+    text: Annotated[
+        str | None, typer.Argument(help="A text with [MASK] where a word is missing.", show_default="standard input")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Say so many choices for each gap.", min=1)] = 5,
+    as_json: Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Say the words that are missing from a text.
+
+    A gap is [MASK], <mask>, or <extra_id_0>, <extra_id_1>, ... for models that say spans. Of a text that is given,
+    the choices are printed with their probabilities; of standard input, the filled text, line by line.
+
+    Example: regard fill runs/bert "The [MASK] sat on the mat."
+    """
+    loaded = load_model(model, device, threads)
+    if text is not None:
+        filled = loaded.fill(text, top=top)
+        typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
+        return
+    for rows in _chunks(as_json):
+        with progress(len(rows), "filling") as advance:
+            found = loaded.fill([row["text"] for row in rows], top=top, progress=advance)
+        _write(json_text({**row, **_filled(one)}) if as_json else _one_line(one.text) for row, one in zip(rows, found))
+
+
+def embed(
+    model: ModelFolder,
+    pool: Annotated[
+        str | None, typer.Option(help="mean, first, last or max over the tokens.", show_default="the model's, or mean")
+    ] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="A layer, 0 is the embedding; mix: the mean of all.", show_default="the last")
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="A vector for each token, as .npz.")] = False,
+    normalised: Annotated[bool, typer.Option("--normalised", help="Make every vector 1 long.")] = False,
+    as_json: Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write a vector for each line of standard input, as numpy's .npy.
+
+    With --tokens an .npz: "vectors" and "tokens" of all lines; those of line i are from starts[i] to starts[i + 1].
+
+    Example: regard embed runs/bert < sentences.txt > vectors.npy
+    """
+    import numpy as np
+
+    if sys.stdout.isatty() and not as_json:
+        raise InputError("vectors are no text for a terminal (regard embed). Write > vectors.npy, or say --json.")
+    loaded = load_model(model, device, threads)
+    chosen = _layer(layer)
+    whole = [np.zeros((0, loaded.description.width), dtype=np.float32)]
+    names: list[str] = []
+    starts = [0]
+    for rows in _chunks(as_json):
+        texts = [row["text"] for row in rows]
+        with progress(len(texts), "embedding") as advance:
+            if tokens:
+                of_tokens = loaded.embed(
+                    texts, pool=pool, layer=chosen, normalised=normalised, tokens=True, progress=advance
+                )
+                vectors = [one for _, one in of_tokens]
+            else:
+                of_tokens = []
+                vectors = [
+                    *loaded.embed(texts, pool=pool, layer=chosen, normalised=normalised, progress=advance)
+                ]  # fmt: skip
+        if as_json:
+            facts: list[Row] = [{"tokens": said, "vectors": one.tolist()} for said, one in of_tokens]
+            facts = facts or [{"vector": one.tolist()} for one in vectors]
+            _write(json_text({**row, **fact}) for row, fact in zip(rows, facts))
+        else:
+            whole += vectors if tokens else [np.stack(vectors)]
+            names += [name for said, _ in of_tokens for name in said]
+            starts += [starts[-1] + end for end in np.cumsum([len(said) for said, _ in of_tokens]).tolist()]
+    if not as_json:
+        written = io.BytesIO()
+        if tokens:
+            np.savez(written, vectors=np.concatenate(whole), tokens=np.array(names, dtype=str), starts=starts)
+        else:
+            np.save(written, np.concatenate(whole))
+        sys.stdout.buffer.write(written.getbuffer())
+
+
+def classify(
+    model: ModelFolder,
+    pairs: Annotated[
+        bool,
+        typer.Option(
+            "--pairs", help="A line is two texts, with a tab between them.", show_default="as the model has learnt"
+        ),
+    ] = False,
+    as_json: Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Say what a model makes of each line of standard input: a label, a number, or a tag for every word.
+
+    With --json the probability of every label is said too.
+
+    Example: regard classify runs/reviews < reviews.txt
+    """
+    loaded = load_model(model, device, threads)
+    paired = pairs or learnt_pairs(model)
+    done = 0
+    for rows in _chunks(as_json):
+        texts = [two_columns(row["text"], done + place) if paired else row["text"] for place, row in enumerate(rows, 1)]
+        with progress(len(texts), "classifying") as advance:
+            found = loaded.classify(texts, progress=advance)
+        _write(
+            json_text({**row, **_said(one)}) if as_json else _said_line(one) for row, one in zip(rows, found)
+        )  # fmt: skip
+        done += len(rows)
+
+
+def score(
+    model: ModelFolder,
+    per_token: Annotated[
+        bool, typer.Option("--per-token", help="Say that of each token too, as 'token number', between tabs.")
+    ] = False,
+    as_json: Json = False,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Say the log-probability of each line of standard input, in nats; for a translator, of source, tab, target.
+
+    A language model's texts count from their begin to their end. A model that fills in masks hides one token after the
+    other; the sum is a pseudo-log-likelihood.
+
+    Example: regard score runs/python < lines.py
+    """
+    loaded = load_model(model, device, threads)
+    paired = loaded.network.encoder is not None and loaded.network.decoder is not None
+    done = 0
+    for rows in _chunks(as_json):
+        texts = [row["text"] for row in rows]
+        columns = [two_columns(text, done + place) for place, text in enumerate(texts, 1)] if paired else []
+        with progress(len(texts), "scoring") as advance:
+            sides = ([one for one, _ in columns], [two for _, two in columns]) if paired else (texts, None)
+            found = loaded.scores(*sides, progress=advance)
+        _write(_scored(row if as_json else None, one, per_token) for row, one in zip(rows, found))
+        done += len(rows)
+
+
+def learnt_pairs(folder: Path) -> bool:
+    """Whether a model has learnt from pairs of texts with an answer each, as its recipe has it."""
+    recipe = folder / "recipe.toml"
+    if not recipe.is_file():
+        return False
+    from regard.recipe import read_recipe
+
+    return len(read_recipe(recipe).text.fields or ()) > 2
+
+
+def _chunks(as_json: bool) -> Iterator[list[Row]]:
+    """Standard input as rows that hold their text."""
+    for lines in input_lines():
+        yield [json_line(line) for line in lines] if as_json else [{"text": line} for line in lines]
+
+
+def _write(lines: Iterator[str]) -> None:
+    sys.stdout.write("".join(line + "\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _one_line(text: str) -> str:
+    """Line i of the output belongs to line i of the input, whatever the model said."""
+    return text.replace("\n", " ")
+
+
+def _filled(filled: Filled) -> Row:
+    return {"filled": filled.text, "masks": [[_choice(choice) for choice in some] for some in filled.masks]}
+
+
+def _choice(choice: Choice) -> Row:
+    return {"text": choice.text, "tokens": choice.tokens, "probability": choice.probability}
+
+
+def _choices(filled: Filled) -> str:
+    """The filled text, and below it the choices for each gap."""
+    lines = [_one_line(filled.text)]
+    for some in filled.masks:
+        lines += ["", *(f"{choice.probability:.4f}  {_one_line(choice.text)}" for choice in some)]
+    return "\n".join(lines)
+
+
+def _layer(name: str | None) -> Any:
+    if name is None or name == "mix":
+        return name
+    try:
+        return int(name)
+    except ValueError:
+        raise InputError(f'"{name}" is no layer (--layer). Use a number, or mix for the mean of all.') from None
+
+
+def _said(said: Said) -> Row:
+    """What was said of a text, for JSON."""
+    from regard.decode.classify import Labelled, Tagged
+
+    if isinstance(said, Labelled):
+        return {"label": said.label, "probabilities": said.probabilities}
+    return {"words": said.words} if isinstance(said, Tagged) else {"number": said.number}
+
+
+def _said_line(said: Said) -> str:
+    """What was said of a text, in one line."""
+    from regard.decode.classify import Labelled, Tagged
+
+    if isinstance(said, Labelled):
+        return _one_line(said.label)
+    return " ".join(said.tags) if isinstance(said, Tagged) else f"{said.number:.6g}"
+
+
+def _scored(row: Row | None, scored: Scored, per_token: bool) -> str:
+    if row is None:
+        cells = [f"{text} {value:.4f}" for text, value in scored.tokens] if per_token else []
+        return "\t".join([f"{scored.total:.4f}", *cells])
+    count = len(scored.tokens)
+    mean = -scored.total / max(1, count)
+    facts = {"score": scored.total, "tokens": count, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+    return json_text({**row, **facts, **({"log_probabilities": scored.tokens} if per_token else {})})

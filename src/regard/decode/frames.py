@@ -1,0 +1,88 @@
+"""Texts as a network reads them at once: each in its frame, in batches of texts alike in length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.decode.generate import by_length, opened, padded, require_room
+from regard.models.model import Network
+from regard.text.encode import rows_of
+from regard.text.frame import Frame, padding_of
+from regard.text.spelled import Characters, spell_texts, spellings
+from regard.text.tokenizer import SPECIALS, Tokenizer
+
+Tokens = Sequence[Sequence[int]]
+"""The tokens of some texts."""
+
+
+def readings(
+    network: Network, tokenizer: Tokenizer, sides: Sequence[Tokens], *, texts: Sequence[str] = (), what: str = "text"
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """The places of some texts, and what the network is given to read them; `sides` are the texts, or two of each.
+
+    A model that reads letters and knows no words needs the `texts` themselves.
+    """
+    table = _spellings(network, tokenizer)
+    around = len(sides) + 1
+    lengths = [sum(map(len, rows)) + around for rows in zip(*sides)]
+    for place, rows in enumerate(zip(*sides)):
+        require_room(network, length_of(network, tokenizer, rows), f"{what} {place + 1:,}")
+    for places in by_length(lengths):
+        inputs = inputs_of(network, tokenizer, [[side[place] for place in places] for side in sides])
+        if table is not None:
+            inputs["ids"] = torch.from_numpy(table[inputs["ids"].cpu().numpy()]).to(inputs["ids"].device)
+        elif network.description.embed.letters:
+            words = [tokenizer.words(texts[place]) for place in places]
+            inputs["ids"] = torch.from_numpy(spell_texts(words, network.description.embed.letters)[0])
+        yield places, inputs
+
+
+def _spellings(network: Network, tokenizer: Tokenizer) -> Characters | None:
+    """How each token is spelled, for a model that reads letters and has learnt which tokens there are."""
+    letters = network.description.embed.letters
+    if not letters or tokenizer.vocabulary <= len(SPECIALS):
+        return None
+    return np.asarray(spellings(tokenizer, letters=letters))
+
+
+def inputs_of(network: Network, tokenizer: Tokenizer, sides: Sequence[Tokens]) -> dict[str, Tensor]:
+    """What the network is given to read some texts: ids, padding where they differ in length, segments of pairs."""
+    device = next(network.parameters()).device
+    if not _framed(network):
+        rows = [_bare(network, tokenizer, ids) for ids in sides[0]]
+        ids, padding = padded(rows, device)
+        return {"ids": ids} if padding is None else {"ids": ids, "padding": padding}
+    framed = Frame.of(tokenizer).put([rows_of(texts) for texts in sides])
+    inputs = {"ids": torch.from_numpy(framed.ids), **padding_of("padding", framed.lengths)}
+    if len(sides) > 1 and getattr(network.description.embed, "segments", 0) > 1:  # RoBERTa has one, for all texts
+        inputs["segments"] = torch.from_numpy(framed.segments)
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def row_of(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """A text's tokens in their frame."""
+    if _framed(network):
+        return (tokenizer.begin, *ids, tokenizer.end)
+    return _bare(network, tokenizer, ids)
+
+
+def length_of(network: Network, tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
+    """How many tokens are read of a text or a pair of texts."""
+    if _framed(network):
+        return sum(map(len, texts)) + len(texts) + 1
+    return len(_bare(network, tokenizer, texts[0]))
+
+
+def _framed(network: Network) -> bool:
+    """Whether texts stand between a begin and an end; not those of models that go on with a text or translate it."""
+    model = network.description
+    return model.decoder is None or model.readout.says != "words"
+
+
+def _bare(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """A source, with its end behind it; or a prompt, with what opens it."""
+    return opened(tokenizer, ids) if network.encoder is None else (*ids, tokenizer.end)

@@ -1,0 +1,235 @@
+"""The verbs that read texts: what they print, and that the page on them runs as it stands."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from regard.api import load
+from regard.cli import run
+from regard.models import zoo
+from regard.models.pooled import Label, Number, Tags
+from regard.parts.position import Learned
+from regard.text.vocabulary import WordPiece
+from tests.learn.runs import ENVIRONMENT
+from tests.small import TEXTS, kept, small
+
+PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
+BERT = zoo.bert(16, 2, 2, longest=64)
+LINES = "".join(f"{text}\n" for text in TEXTS)
+Fed = Callable[..., tuple[int, bytes, str]]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("read") / "runs"
+    spans = WordPiece(80, sentinels=4).train(TEXTS * 4)
+    kept(root / "bert", small(BERT))
+    kept(root / "gpt2", small(zoo.gpt2(16, 1, 2, position=Learned(32))))
+    kept(root / "translator", small(zoo.transformer(16, 1, 2)))
+    kept(root / "t5", small(zoo.t5(16, 1, 2), (spans,), generation={"max_new_tokens": 6}))
+    kept(root / "labels", small(replace(BERT, readout=Label(("bad", "good")))))
+    kept(root / "numbers", small(replace(BERT, readout=Number())))
+    kept(root / "tags", small(replace(BERT, readout=Tags(("X", "Y")))))
+    return root
+
+
+@pytest.fixture
+def fed(monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Fed:
+    def go(given: str, *arguments: object) -> tuple[int, bytes, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        capsysbinary.readouterr()
+        code = run([str(argument) for argument in arguments])
+        out, err = capsysbinary.readouterr()
+        return code, out, err.decode()
+
+    return go
+
+
+def test_a_text_is_filled_with_choices_and_lines_one_by_one(runs: Path, fed: Fed):
+    model = load(runs / "bert", device="cpu")
+    text = "The [MASK] sat on the <mask>."
+    filled = model.fill(text, top=2)
+    code, out, err = fed("", "fill", runs / "bert", text, "--top", "2")
+    assert (code, err) == (0, "")
+    first, *gaps = out.decode().split("\n\n")
+    assert first == filled.text
+    for said, choices in zip(gaps, filled.masks, strict=True):
+        assert said.split("\n")[:2] == [f"{one.probability:.4f}  {one.text}" for one in choices]
+    code, out, err = fed(f"{text}\n[MASK]\n", "fill", runs / "bert")
+    assert out.decode().splitlines() == [filled.text, model.fill("[MASK]").text]
+    code, out, _ = fed('{"text": "a [MASK]", "id": 7}\n', "fill", runs / "bert", "--json")
+    row = json.loads(out)
+    assert (row["id"], row["filled"]) == (7, model.fill("a [MASK]").text)
+    assert len(row["masks"][0]) == 5
+
+
+def test_spans_are_filled(runs: Path, fed: Fed):
+    code, out, _ = fed("The <extra_id_0> sat.\nA [MASK] in [MASK].\n", "fill", runs / "t5")
+    assert (code, len(out.decode().split("\n"))) == (0, 3)
+    assert "extra_id" not in out.decode()
+
+
+def test_vectors_are_written_as_numpy_has_them(runs: Path, fed: Fed):
+    model = load(runs / "bert", device="cpu")
+    code, out, err = fed(LINES, "embed", runs / "bert")
+    assert (code, err) == (0, "")
+    np.testing.assert_array_equal(np.load(io.BytesIO(out)), model.embed(TEXTS))
+    _, out, _ = fed(LINES, "embed", runs / "bert", "--pool", "max", "--layer", "mix", "--normalised")
+    expected = model.embed(TEXTS, pool="max", layer="mix", normalised=True)
+    np.testing.assert_array_equal(np.load(io.BytesIO(out)), expected)
+    _, out, _ = fed("", "embed", runs / "bert")
+    assert np.load(io.BytesIO(out)).shape == (0, 16)
+    _, out, _ = fed(LINES, "embed", runs / "bert", "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row["text"] for row in rows] == TEXTS
+    np.testing.assert_allclose([row["vector"] for row in rows], model.embed(TEXTS), rtol=1e-6)
+
+
+def test_vectors_of_tokens_are_written_with_where_each_line_begins(runs: Path, fed: Fed):
+    model = load(runs / "gpt2", device="cpu")
+    _, out, _ = fed(LINES, "embed", runs / "gpt2", "--tokens", "--layer", "0")
+    found = np.load(io.BytesIO(out))
+    for place, (tokens, vectors) in enumerate(model.embed(TEXTS, layer=0, tokens=True)):
+        own = slice(found["starts"][place], found["starts"][place + 1])
+        assert found["tokens"][own].tolist() == tokens
+        np.testing.assert_array_equal(found["vectors"][own], vectors)
+    _, out, _ = fed(LINES, "embed", runs / "gpt2", "--tokens", "--json")
+    assert json.loads(out.splitlines()[0])["tokens"] == model.embed(TEXTS[:1], tokens=True)[0][0]
+
+
+def test_a_terminal_is_given_no_vectors(runs: Path):
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "regard", "embed", str(runs / "bert")]
+    done = subprocess.run(
+        command, input=b"a\n", stdout=follower, stderr=subprocess.PIPE, env=ENVIRONMENT, timeout=120, check=False
+    )
+    os.close(follower)
+    os.close(leader)
+    assert (done.returncode, b"> vectors.npy" in done.stderr) == (2, True)
+
+
+def test_labels_numbers_and_tags_are_a_line_each(runs: Path, fed: Fed):
+    labels, numbers, tags = (load(runs / name, device="cpu") for name in ("labels", "numbers", "tags"))
+    _, out, _ = fed(LINES, "classify", runs / "labels")
+    assert out.decode().split("\n")[:-1] == [found.label for found in labels.classify(TEXTS)]
+    _, out, _ = fed(LINES, "classify", runs / "numbers")
+    assert [float(line) for line in out.splitlines()] == pytest.approx(
+        [found.number for found in numbers.classify(TEXTS)], rel=1e-4
+    )
+    _, out, _ = fed(LINES, "classify", runs / "tags")
+    assert [line.split() for line in out.decode().splitlines()] == [list(one.tags) for one in tags.classify(TEXTS)]
+    _, out, _ = fed(LINES, "classify", runs / "tags", "--json")
+    assert json.loads(out.splitlines()[2])["words"] == [list(pair) for pair in tags.classify(TEXTS[2:3])[0].words]
+    _, out, _ = fed(LINES, "classify", runs / "labels", "--json")
+    row = json.loads(out.splitlines()[1])
+    assert row["label"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+def test_pairs_are_two_columns(runs: Path, fed: Fed):
+    model = load(runs / "labels", device="cpu")
+    _, out, _ = fed("the cat\tthe dog\n", "classify", runs / "labels", "--pairs", "--json")
+    assert json.loads(out)["probabilities"] == pytest.approx(model.classify([("the cat", "the dog")])[0].probabilities)
+    code, _, err = fed("the cat\tthe dog\nthe cat\n", "classify", runs / "labels", "--pairs")
+    assert (code, "line 2 is one text, this takes two" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("name", "given"), [("gpt2", LINES), ("bert", LINES), ("translator", "the cat\ta dog\n")])
+def test_a_score_is_a_number_a_line(name: str, given: str, runs: Path, fed: Fed):
+    model = load(runs / name, device="cpu")
+    found = model.scores(TEXTS) if name != "translator" else model.scores(["the cat"], ["a dog"])
+    _, out, _ = fed(given, "score", runs / name)
+    assert [float(line) for line in out.splitlines()] == pytest.approx([one.total for one in found], abs=1e-3)
+    _, out, _ = fed(given, "score", runs / name, "--per-token")
+    total, *cells = out.decode().splitlines()[0].split("\t")
+    assert [cell.rsplit(" ", 1)[0] for cell in cells] == [text for text, _ in found[0].tokens]
+    assert sum(float(cell.rsplit(" ", 1)[1]) for cell in cells) == pytest.approx(float(total), abs=0.01)
+    _, out, _ = fed(given, "score", runs / name, "--json", "--per-token")
+    row = json.loads(out.splitlines()[0])
+    assert row["perplexity"] == pytest.approx(np.exp(-row["score"] / row["tokens"]))
+    assert len(row["log_probabilities"]) == row["tokens"]
+
+
+def test_a_classifier_is_evaluated(runs: Path, fed: Fed, tmp_path: Path):
+    model = load(runs / "labels", device="cpu")
+    right = [found.label for found in model.classify(TEXTS)]
+    (tmp_path / "s").write_text(LINES)
+    (tmp_path / "r").write_text("".join(f"{name}\n" for name in right))
+    files = "--source", tmp_path / "s", "--reference", tmp_path / "r"
+    code, out, err = fed("", "evaluate", runs / "labels", *files, "--json")
+    assert (code, json.loads(out)["scores"]["accuracy"], err) == (0, 1.0, "")
+    code, out, _ = fed("", "evaluate", runs / "labels", *files)
+    assert b"accuracy" in out
+    code, _, err = fed("", "evaluate", runs / "labels", *files, "--plot", tmp_path / "x.png")
+    assert (code, "no translations to draw" in err) == (2, True)
+    (tmp_path / "s").write_text("".join(f"{text}\tthe cat\n" for text in TEXTS))
+    said = model.classify([(text, "the cat") for text in TEXTS])
+    (tmp_path / "r").write_text("".join(f"{one.label}\n" for one in said))
+    code, out, _ = fed("", "evaluate", runs / "labels", *files, "--pairs", "--json")
+    assert json.loads(out)["scores"]["accuracy"] == 1.0
+
+
+def test_a_window_is_said_on_the_command_line(runs: Path, fed: Fed, tmp_path: Path):
+    (tmp_path / "t").write_text(" ".join(TEXTS * 3))
+    losses = set()
+    for options in ([], ["--stride", "2"], ["--window", "8"], ["--window", "8", "--stride", "1"]):
+        code, out, _ = fed("", "evaluate", runs / "gpt2", "--text", tmp_path / "t", "--json", *options)
+        assert code == 0
+        losses.add(json.loads(out)["loss"])
+    assert len(losses) == 4
+    code, _, err = fed("", "evaluate", runs / "gpt2", "--text", tmp_path / "t", "--window", "99")
+    assert (code, "--window" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("verb", "name", "fits"),
+    [("fill", "gpt2", "generate"), ("classify", "bert", "fill"), ("score", "labels", "classify"),
+     ("translate", "bert", "fill"), ("generate", "translator", "translate")],
+)  # fmt: skip
+def test_the_wrong_verb_names_the_one_that_fits(verb: str, name: str, fits: str, runs: Path, fed: Fed):
+    arguments = [verb, runs / name, *(["a"] if verb == "generate" else [])]
+    code, out, err = fed("the [MASK]\n", *arguments)
+    assert (code, out) == (2, b"")
+    assert err == f"regard: error: this model does not {verb}; it was made to {fits}. Try: regard {fits}.\n"
+
+
+def test_a_line_too_long_is_named_by_its_number_in_the_whole_input(tmp_path: Path, fed: Fed):
+    folder = kept(tmp_path / "m", small(zoo.transformer(16, 1, 2, position=Learned(8))))
+    code, _, err = fed("\n" * 2049 + "the " * 11 + "\n", "translate", folder)
+    assert (code, "line 2,050 has 12 tokens" in err) == (2, True)
+
+
+def test_regard_alone_prints_its_help(fed: Fed):
+    code, out, err = fed("")
+    assert (code, err) == (0, "")
+    assert out.decode().startswith("Usage: regard")
+    assert len(out.splitlines()) > 10
+
+
+def test_the_page_runs_as_it_stands(runs: Path, fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "runs").symlink_to(runs)
+    (tmp_path / "sentences.txt").write_text(LINES)
+    (tmp_path / "labels.txt").write_text("bad\ngood\nbad\ngood\n")
+    monkeypatch.chdir(tmp_path)
+    commands = [
+        line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL) for line in block.splitlines()
+    ]
+    assert len(commands) >= 10
+    for line in commands:
+        _, *arguments = shlex.split(re.sub(r"[<>] \S+", "", line))
+        code, out, err = fed(LINES if "<" in line else "", *arguments)
+        assert (code, err, bool(out)) == (0, "", True), line
+    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        exec(compile(block, PAGE.name, "exec"), {})

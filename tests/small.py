@@ -1,0 +1,51 @@
+"""Small models that say different things of different texts, in memory or in a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.api import LoadedModel, load
+from regard.models.model import Model
+from regard.store.folder import Loaded, unique_tensors, write_description, write_weights
+from regard.text.tokenizer import Tokenizer
+from regard.text.vocabulary import WordPiece
+
+TEXTS = [
+    "The cat sat on the mat.",
+    "A dog ran in the park and played.",
+    "the dog sat",
+    "Né à Paris, the cat played in the park",
+]
+WORDS: Tokenizer = WordPiece(80).train(TEXTS * 4)
+
+
+def small(
+    description: Model,
+    tokenizers: Sequence[Tokenizer] = (WORDS,),
+    *,
+    config: dict[str, Any] | None = None,
+    generation: dict[str, Any] | None = None,
+) -> LoadedModel:
+    """A model with random weights, large enough to matter."""
+    torch.manual_seed(1)
+    first, *second = tokenizers
+    network = description.build(*([second[0].vocabulary, first.vocabulary] if second else [first.vocabulary]))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    both = first, second[0] if second else None
+    return LoadedModel(Loaded(network.eval(), both, config or {}, generation or {}))
+
+
+def kept(folder: Path, model: LoadedModel) -> Path:
+    """The folder, with the model in it."""
+    folder.mkdir(parents=True)
+    second = None if model.target_tokenizer is model.tokenizer else model.target_tokenizer
+    write_description(folder, model.network, (model.tokenizer, second), task="", generation=model.generation)
+    write_weights(folder, unique_tensors(model.network))
+    load(folder, device="cpu")
+    return folder
