@@ -20,7 +20,10 @@ def test_nothing_unpickles_evaluates_or_starts_a_shell():
     for path in FILES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):
-                assert ast.unparse(node.func) not in banned, (path, node.lineno)
+                # The one way to read a pickle builds nothing but tensors.
+                tensors_only = "weights_only=True" in [ast.unparse(keyword) for keyword in node.keywords]
+                name = ast.unparse(node.func)
+                assert name not in banned or (name == "torch.load" and tensors_only), (path, node.lineno)
                 names = {keyword.arg for keyword in node.keywords}
                 assert not names & {"shell", "allow_pickle", "trust_remote_code"}, (path, node.lineno)
 

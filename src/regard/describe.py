@@ -118,7 +118,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and type(None) in options:
+    if type(None) in options and (value is None or (value == "none" and str not in options)):
         return None
     wanted = [option for option in options if option is not type(None)]
     described = [option for option in options if dataclasses.is_dataclass(option)]
@@ -126,8 +126,6 @@ def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         literals = [option for option in options if typing.get_origin(option) is Literal]
         if isinstance(value, str) and (str in options or any(value in typing.get_args(o) for o in literals)):
             return value
-        if value == "none" and type(None) in options:
-            return None
         return _from_table(described, value, where)
     failures = []
     for option in wanted:

@@ -18,7 +18,9 @@ from regard.learn.settings import FREE
 from regard.models.model import Model
 from regard.recipe import Recipe
 from regard.text.corpus import Corpus
+from regard.text.problem import Problem
 from regard.text.tokenizer import Tokenizer
+from regard.text.vocabulary import TokenizerKind
 
 
 def fingerprint_of(
@@ -72,7 +74,10 @@ def require_same(
         what = f"text.{name}" if corpus is None else ", ".join(corpus.names)
         raise catalogue.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
     then = {**then, "text": {**then["text"], **{name: now["text"][name] for name in corpora}}}
-    then["model"] = filled(then.get("model"))
+    then["model"] = filled(Model, then.get("model"))
+    then["text"] = {**then["text"], "problem": filled(Problem, then["text"].get("problem"))}
+    tokenizer = then["text"].get("tokenizer", {})
+    then["text"]["tokenizer"] = {**tokenizer, "recipe": filled(TokenizerKind, tokenizer.get("recipe"))}
     for key in ("text", "model", "train"):
         place = difference(then.get(key), now[key], key)
         if place is not None:
@@ -84,12 +89,12 @@ def require_same(
     return changed
 
 
-def filled(model: Any) -> Any:
+def filled(kind: Any, plain: Any) -> Any:
     """A description as it would be written today: parts that did not exist yet are what they are when not said."""
     try:
-        return to_plain(from_plain(Model, model, where="model"))
+        return to_plain(from_plain(kind, plain, where=""))
     except (InputError, TypeError):
-        return model
+        return plain
 
 
 def _machine(facts: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import inspect
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,21 +18,36 @@ from regard.errors import InputError, suggest
 from regard.learn.settings import Training
 from regard.models import zoo
 from regard.models.model import Model
+from regard.models.pooled import Pool
 from regard.recipes import builtin_recipes
 from regard.text.cache import Cache
-from regard.text.corpus import Corpus, embedded_corpus, join_corpora, read_corpus
+from regard.text.corpus import Corpus, behind, embedded_corpus, join_corpora, read_corpus
 from regard.text.files import Documents, Reading, read_text
-from regard.text.problem import NextToken, Translation
+from regard.text.problem import Problem, Translation
 from regard.text.split import Split
 from regard.text.vocabulary import BPE, TokenizerKind
 
 
 @dataclass(frozen=True)
+class Init:
+    """The [model] table of a run that begins with a model which has learnt before; it keeps that one's vocabulary."""
+
+    init: str  # a folder
+    pool: Pool | None = None  # how a text's states become one, where the text as a whole is answered for
+    words: tuple[str, ...] = ()  # added to the vocabulary
+
+    def __post_init__(self) -> None:
+        if len(set(self.words)) < len(self.words) or not all(word.strip() == word != "" for word in self.words):
+            raise InputError("words must be different and without space around them (model.words).")
+
+
+@dataclass(frozen=True)
 class Weighted:
-    """One of several corpora; each of its texts comes `weight` times an epoch."""
+    """One of several corpora; each of its texts comes `weight` times an epoch, its sources behind a prefix."""
 
     path: str
     weight: float = 1.0
+    prefix: str = ""
 
     def __post_init__(self) -> None:
         if not 0 <= self.weight <= 1000:
@@ -55,13 +70,16 @@ class Text:
     alignment: Literal["checked", "unchecked"] = "checked"  # whether shifted pairs are looked for
     tokenizer: TokenizerKind = field(default_factory=BPE)
     bpe_dropout: float = 0.0
-    problem: Translation | NextToken | None = None
+    transpose: int = 0  # music is learnt in other keys too, up to so many semitones away
+    problem: Problem | None = None
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.corpus is None):
             raise InputError('a text needs either train = "files" or corpus = "dates" (text).')
         if not 0 <= self.bpe_dropout < 1:
             raise InputError(f"bpe_dropout must be 0 or more and below 1, got {self.bpe_dropout} (text.bpe_dropout).")
+        if not 0 <= self.transpose <= 12 or (self.transpose and self.corpus is not None):
+            raise InputError(f"transpose is 0 to 12, and for files of music; got {self.transpose} (text.transpose).")
 
     def read(self, split: Split, cache: Cache = Cache()) -> Corpus | None:  # noqa: B008 (frozen)
         """The text of a split ("train", "valid" or "test"); None when the recipe names none."""
@@ -76,7 +94,9 @@ class Text:
         ]
         if not members or not all(one.path for one in members):
             raise InputError(f"text.{split} names no file (text.{split}). Name one.")
-        found = [(read_corpus(self.place(one.path), reading, cache), one.weight) for one in members]
+        keys = self.transpose if split == "train" else 0
+        corpora = [read_corpus(self.place(one.path), reading, cache, split=split, transpose=keys) for one in members]
+        found = [(behind(corpus, one.prefix), one.weight) for corpus, one in zip(corpora, members)]
         return found[0][0] if len(found) == 1 and found[0][1] == 1 else join_corpora(found)
 
     def place(self, name: str) -> str:
@@ -101,7 +121,7 @@ class Recipe:
 
     name: str
     plain: dict[str, Any]  # as the file has it, with what was set over it
-    model: Model
+    model: Model | Init
     text: Text
     train: Training
     decode: Decode
@@ -134,16 +154,37 @@ def parse_recipe(plain: dict[str, Any], *, name: str, where: str) -> Recipe:
         if not isinstance(value, Mapping):
             raise InputError(f"[{key}] must be a table ({where}). Set its keys, as in train.steps = 2000.")
     try:
+        plain = with_kind(plain)
         return Recipe(
             name,
             plain,
-            model=describe_model(plain.get("model", {}), where=f"{where}: model"),
+            model=begin_model(plain, where=f"{where}: model"),
             text=call_plain(Text, plain.get("text", {}), where=f"{where}: text"),
             train=call_plain(Training, plain.get("train", {}), where=f"{where}: train"),
             decode=call_plain(Decode, plain.get("decode", {}), where=f"{where}: decode"),
         )
     except TypeError as error:
         raise InputError(f"{error} ({where}).") from None
+
+
+def with_kind(plain: dict[str, Any]) -> dict[str, Any]:
+    """A recipe whose problem says what it is: with no kind, pairs or plain text, whichever its keys belong to."""
+    problem = plain.get("text", {}).get("problem")
+    if not isinstance(problem, Mapping) or "kind" in problem or not problem:
+        return plain
+    kind = "translation" if {f.name for f in fields(Translation)} >= problem.keys() else "next_token"
+    return {**plain, "text": {**plain["text"], "problem": {"kind": kind, **problem}}}
+
+
+def begin_model(plain: Mapping[str, Any], *, where: str) -> Model | Init:
+    """What a recipe begins with: a model of the zoo, or one that has learnt before."""
+    table = plain.get("model", {})
+    if "init" not in table:
+        return describe_model(table, where=where)
+    if "tokenizer" in plain.get("text", {}):
+        raise InputError("a model that has learnt before keeps its own tokenizer (text.tokenizer). Leave it out.")
+    begun: Init = call_plain(Init, table, where=where)
+    return begun
 
 
 def describe_model(table: Mapping[str, Any], *, where: str) -> Model:

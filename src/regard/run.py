@@ -13,30 +13,33 @@ import torch
 
 from regard import catalogue
 from regard.api import LoadedModel, load
+from regard.begin import Beginning, answering, build, default_problem, read_beginning, require_shape
+from regard.decode.ability import verbs
 from regard.decode.generate import require_room
 from regard.decode.look import cross_heads
 from regard.describe import to_plain, to_toml
 from regard.errors import InputError
-from regard.fingerprint import fingerprint_of, require_same
+from regard.fingerprint import filled, fingerprint_of, require_same
 from regard.learn.guard import only_one
 from regard.learn.loop import Job, Run, checkpoints
 from regard.learn.parallel import World, joined
 from regard.learn.probe import fitting
 from regard.learn.progress import Quiet, Watcher
 from regard.models.device import choose_device
-from regard.models.model import Network
-from regard.recipe import Recipe, read_recipe
+from regard.models.model import Model, Network
+from regard.recipe import Init, Recipe, read_recipe
 from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, newest_step
 from regard.store.files import write_file
 from regard.store.folder import read_tokenizers, write_description, write_generation
 from regard.text.cache import Cache, default_cache
 from regard.text.corpus import Corpus
-from regard.text.problem import NextToken, Translation, default_problem
+from regard.text.problem import Problem
 from regard.text.report import DataReport, report_on
 from regard.text.samples import Samples
+from regard.text.spelled import SpelledSamples, spellings
 from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import Saved, train_tokenizers
+from regard.text.vocabulary import Saved, TokenizerKind, train_tokenizers
 from regard.version import __version__
 
 _LISTED = 100_000
@@ -75,24 +78,31 @@ class Material:
     recipe: Recipe
     corpus: Corpus
     valid: Corpus | None
-    problem: Translation | NextToken
+    problem: Problem
     tokenizers: tuple[Tokenizer, Tokenizer | None]
     cache: Cache
+    model: Model
+    beginning: Beginning | None = None
 
     @cached_property
     def samples(self) -> Samples:
         """What is learnt from."""
         dropout = self.recipe.text.bpe_dropout
-        return self.problem.samples(self.corpus, self.tokenizers, self.cache, dropout=dropout)
+        return self.of(self.corpus, dropout)
+
+    def of(self, corpus: Corpus, dropout: float = 0.0) -> Samples:
+        """A corpus as the model reads it: tokens by their numbers, or by their letters."""
+        samples = self.problem.samples(corpus, self.tokenizers, self.cache, dropout=dropout)
+        letters = self.model.embed.letters
+        if not letters:
+            return samples
+        return SpelledSamples(samples, spellings(self.tokenizers[0], self.cache, letters))
 
     def network(self) -> Network:
         """The model before it has learnt anything, the same each time."""
-        recipe, (first, second) = self.recipe, self.tokenizers
-        torch.manual_seed(recipe.train.seed)
-        network = recipe.model.build(first.vocabulary) if second is None else recipe.model.build(
-            second.vocabulary, first.vocabulary
-        )  # fmt: skip
-        require_shape(network, self.corpus, recipe)
+        torch.manual_seed(self.recipe.train.seed)
+        begun = self.beginning
+        network = build(self.model, self.tokenizers) if begun is None else begun.network(self.model)
         require_room(network, int(self.samples.lengths.max()), "a row of the text (text.problem)")
         return network
 
@@ -103,9 +113,18 @@ def read_material(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer | None]
     corpus = recipe.text.read("train", cache)
     assert corpus is not None
     valid = recipe.text.read("valid", cache)
-    problem = recipe.text.problem or default_problem(corpus)
-    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, corpus, cache)
-    return Material(recipe, corpus, valid, problem, tokenizers, cache)
+    init = recipe.model if isinstance(recipe.model, Init) else None
+    beginning = None if init is None else read_beginning(init)
+    model = recipe.model if beginning is None else beginning.loaded.network.description
+    assert isinstance(model, Model)
+    problem = (recipe.text.problem or default_problem(model, corpus)).named(corpus)
+    known = recipe.plain.get("model", {}).get("name", "transformer")
+    require_shape(model, problem, known if init is None else init.init)
+    if beginning is not None:
+        tokenizers = beginning.tokenizers
+    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, problem.wording(corpus), cache)
+    pool = None if init is None else init.pool
+    return Material(recipe, corpus, valid, problem, tokenizers, cache, answering(model, problem, pool), beginning)
 
 
 def prepare(
@@ -121,7 +140,8 @@ def prepare(
     then = None if found is None else found.state()["fingerprint"]
     kind = recipe.text.tokenizer
     # A run keeps the tokenizers it began with, also when its text is new; a file that was named is read again.
-    kept = then is not None and then["text"]["tokenizer"]["recipe"] == to_plain(kind) and not isinstance(kind, Saved)
+    known = None if then is None else filled(TokenizerKind, then["text"]["tokenizer"]["recipe"])
+    kept = known == to_plain(kind) and not isinstance(kind, Saved)
     material = read_material(recipe, read_tokenizers(folder) if kept else None)
     if recipe.train.batch_tokens == "fit":
         if then is not None:
@@ -137,23 +157,25 @@ def prepare(
         texts = {"train": corpus, "valid": valid}
         changed = require_same(then, fingerprint, folder, texts, watcher, new_data=new_data)
     samples = material.samples
-    report = report_on(corpus, samples, valid, material.cache, aligned=recipe.text.alignment == "checked")
+    aligned = problem.aligned and recipe.text.alignment == "checked"
+    report = report_on(corpus, samples, valid, material.cache, aligned=aligned)
     network = material.network()
+    verb = verbs(network.description, tokenizers[0])[0]
     if world.first:
         write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
         write_report(folder, report, material, watcher)
         write_description(
-            folder, network, tokenizers, task="translate" if network.encoder else "generate",
+            folder, network, tokenizers, task=verb,
             generation=generation_config(recipe, tokenizers[1] or tokenizers[0]),
         )  # fmt: skip
     return Job(
         network,
         tokenizers,
         samples,
-        None if valid is None else (valid, problem.samples(valid, tokenizers, material.cache)),
+        None if valid is None else (valid, material.of(valid)),
         recipe.train,
         fingerprint,
-        card=lambda results: model_card(recipe, network, results),
+        card=lambda results: model_card(recipe, network, verb, results),
         start=found,
         changed=changed,
     )
@@ -205,15 +227,6 @@ def require_own(folder: Path) -> None:
         raise InputError(f"{folder} holds a model but no checkpoints to go on from. Choose another --out.")
 
 
-def require_shape(network: Network, corpus: Corpus, recipe: Recipe) -> None:
-    """A model with an encoder learns pairs, one without learns plain text."""
-    if (network.encoder is not None) != (corpus.targets is not None):
-        name, text = recipe.plain.get("model", {}).get("name", "transformer"), corpus.names[0]
-        sides = "two sides" if corpus.targets is not None else "one side"
-        other = "gpt2" if corpus.targets is None else "transformer"
-        raise InputError(f'{text} has {sides}, which "{name}" does not learn (model.name). Try model.name = "{other}".')
-
-
 def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """How the model speaks, in the ecosystem's names."""
     return {
@@ -226,12 +239,11 @@ def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def model_card(recipe: Recipe, network: Network, results: Mapping[str, Any]) -> str:
-    """The README.md of a model folder: what it is, how it was made, how well it does."""
+def model_card(recipe: Recipe, network: Network, verb: str, results: Mapping[str, Any]) -> str:
+    """The README.md of a model folder: what it is, what it is for, how it was made, how well it does."""
     best = results["best"] or {"step": results["steps"], "numbers": {}}
     numbers = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in best["numbers"].items())
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    verb = "translate" if network.encoder is not None else "generate"
     return f"""---
 library_name: regard
 ---

@@ -11,6 +11,7 @@ from regard.describe import to_plain
 from regard.errors import CannotResume
 from regard.fingerprint import filled
 from regard.models import zoo
+from regard.models.model import Model
 from regard.run import train
 from regard.store.checkpoint import newest_checkpoint
 from tests.learn.runs import write_recipe
@@ -69,6 +70,6 @@ def test_a_run_goes_on_when_a_part_has_got_a_new_slot():
     now = to_plain(zoo.transformer(16, 1, 2))
     then = json.loads(json.dumps(now))
     del then["decoder"]["layers"][0][1]["see"]
-    assert filled(then) == now
+    assert filled(Model, then) == now
     then["decoder"]["layers"][0][1]["heads"] = 4
-    assert filled(then) != now
+    assert filled(Model, then) != now

@@ -39,7 +39,7 @@ class Training:
     keep: int = 5
     keep_every: int | None = None
     patience: int | None = None  # validations without a better one before the run ends
-    best: Literal["loss", "bleu", "chrf", "exact"] = "loss"
+    best: Literal["loss", "bleu", "chrf", "exact", "accuracy", "f1", "matthews", "pearson", "spearman"] = "loss"
     valid_lines: int = 200  # of the validation text, translated and scored
     samples: int = 3  # of them, shown
     precision: Precision = "auto"

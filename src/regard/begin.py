@@ -1,0 +1,141 @@
+"""What a run begins with: the model that answers its problem, from nothing or from one that has learnt before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.errors import InputError
+from regard.models.model import Model, Network, Readout
+from regard.models.pooled import NEXT_SENTENCE, First, Label, Last, Number, Pool, Tags, Vector
+from regard.models.readout import BothWays as BothWaysReadout
+from regard.parts.feedforward import Activation
+from regard.parts.mix import Mix
+from regard.recipe import Init
+from regard.store.folder import Loaded, read_folder
+from regard.text.bothways import BothWays
+from regard.text.contrast import Contrast
+from regard.text.corpus import Corpus
+from regard.text.labelled import Labels, Scores
+from regard.text.masking import Masked
+from regard.text.problem import NextToken, Problem, Translation
+from regard.text.spans import Spans
+from regard.text.tagging import Tagging
+from regard.text.tokenizer import Tokenizer
+
+Tokenizers = tuple[Tokenizer, Tokenizer | None]
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A model that has learnt before, and what is to become of it."""
+
+    loaded: Loaded
+    init: Init
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The model's own, grown by new words."""
+        first, second = self.loaded.tokenizers
+        return first.extended(self.init.words) if self.init.words else first, second
+
+    def network(self, model: Model) -> Network:
+        """A network that begins with the weights this one has learnt, wherever it has the same parts."""
+        old, (tokenizer, second) = self.loaded.network, self.tokenizers
+        network = model.build(max(old.vocabulary, (second or tokenizer).vocabulary), old.source_vocabulary)
+        known = dict(old.named_parameters())
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name in known and known[name].shape[1:] == parameter.shape[1:]:
+                    parameter[: len(known[name])] = known[name]
+            for word in self.init.words:
+                # A new word begins as the mean of the tokens it was cut into before.
+                number, parts = tokenizer.encode(word)[0], self.loaded.tokenizers[0].encode(word)
+                for table in _word_tables(network):
+                    table[number] = table[parts].mean(dim=0)
+        return network
+
+
+def read_beginning(init: Init) -> Beginning:
+    """The model that a run begins with."""
+    found = read_folder(Path(init.init), torch.device("cpu"))
+    if init.words and found.tokenizers[1] is not None:
+        raise InputError("words can be added to a model with one vocabulary only (model.words). Leave them out.")
+    return Beginning(found, init)
+
+
+def default_problem(model: Model, corpus: Corpus) -> Problem:
+    """What a model of this shape learns of a corpus when nothing is said."""
+    if corpus.targets is not None:
+        return Translation() if model.decoder is not None else Labels()
+    if model.encoder is None:
+        return NextToken()
+    if model.decoder is not None:
+        return Spans()
+    return BothWays() if isinstance(model.readout, BothWaysReadout) else Masked()
+
+
+def answering(model: Model, problem: Problem, pool: Pool | None = None) -> Model:
+    """The model with the readout that a problem asks for; of two stacks, answers for whole texts need the first."""
+    own = pool or (Last() if model.encoder is None else First())
+    inner: Activation | None = None if model.encoder is None else "tanh"
+    stack = model.encoder or model.decoder
+    dropout = stack.dropout if stack else 0.0
+    readout: Readout
+    match problem:
+        case Labels():
+            readout = Label(problem.names, own, inner, dropout)
+        case Scores():
+            readout = Number(own, inner, dropout)
+        case Tagging():
+            readout = Tags(problem.names, dropout)
+        case Contrast():
+            readout = Vector() if pool is None else Vector(pool)
+        case Masked(next_sentence=True):
+            # One answer counts as much as all the words of its text.
+            aside = model.aside if isinstance(model.aside, Label) else Label(NEXT_SENTENCE, dropout=dropout)
+            return replace(model, aside=replace(aside, weight=problem.share * problem.length))
+        case _:
+            return replace(model, aside=None)
+    mix = Mix() if isinstance(model.readout, BothWaysReadout) else model.mix
+    decoder = model.decoder if model.encoder is None else None
+    return replace(model, decoder=decoder, readout=readout, aside=None, mix=mix)
+
+
+def require_shape(model: Model, problem: Problem, name: str) -> None:
+    """Refuse a problem that a model of this shape cannot learn."""
+    shape = (model.encoder is not None, model.decoder is not None)
+    fitting = {
+        Translation: ((True, True), "transformer"),
+        Spans: ((True, True), "t5"),
+        NextToken: ((False, True), "gpt2"),
+        Masked: ((True, False), "bert"),
+        BothWays: ((True, False), "elmo"),
+    }
+    wanted, other = fitting.get(type(problem), (shape, name))
+    both = isinstance(problem, BothWays) == isinstance(model.readout, BothWaysReadout)
+    if shape != wanted or (shape == (True, False) and wanted == shape and type(problem) in fitting and not both):
+        raise InputError(
+            f'"{name}" does not learn this text as {_spaced(type(problem).__name__)} (model.name). '
+            f'Try model.name = "{other}", or another text.problem.'
+        )
+
+
+def build(model: Model, tokenizers: Tokenizers) -> Network:
+    """The network over the tokenizers' vocabularies."""
+    first, second = tokenizers
+    return model.build(first.vocabulary) if second is None else model.build(second.vocabulary, first.vocabulary)
+
+
+def _word_tables(network: Network) -> list[Tensor]:
+    """The tensors that have a row for each word."""
+    named = network.named_parameters()
+    return [tensor for name, tensor in named if name.endswith(("embed.table.weight", "words.weight", "words.bias"))]
+
+
+def _spaced(name: str) -> str:
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
