@@ -42,7 +42,7 @@ _HARMLESS = GENERATION | {
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
     "pooler_size_per_head", "pooler_type", "model_max_length", "language", "n_ctx", "num_hidden_layers",
     "hidden_size", "num_attention_heads", "sinusoidal_pos_embds", "predict_special_tokens", "n_special", "vocab_size",
-    "classif_dropout", "extra_pos_embeddings", "max_input_length", "adapters", "license", "source_lang", "target_lang",
+    "tie_weights_", "force_bos_token_to_be_generated", "n_positions", "classif_dropout", "extra_pos_embeddings", "max_input_length", "adapters", "license", "source_lang", "target_lang",
 }  # fmt: skip
 _ASSUMED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (),
