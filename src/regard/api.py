@@ -25,6 +25,7 @@ from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.show.trace import Seen, trace
 from regard.store.folder import Loaded, read_folder
+from regard.store.loaded import LONGEST_TEXT
 from regard.text.tokenizer import Tokenizer
 
 _QUIET: Progress = lambda done: None  # noqa: E731
@@ -170,7 +171,7 @@ class LoadedModel:
         limit = own.max_tokens if max_tokens is None else max_tokens
         drawn = Options(
             max_tokens=limit, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-            stop=tuple(stop), never=own.never,
+            stop=tuple(stop), never=own.never, not_first=own.not_first, last=own.last, also_end=own.also_end,
         )  # fmt: skip
         return self.continuations([prompt], options or drawn)[0][0].text
 
@@ -223,14 +224,17 @@ class LoadedModel:
         `pool` is "mean", "first", "last" or "max"; `layer` a number, 0 being the embedding, or "mix", the mean of all.
         """
         _require_texts("embed", texts)
+        longest: int | None = self.config.get(LONGEST_TEXT)
         if not tokens:
             return embed(
-                self.network, self.tokenizer, texts, pool=pool, layer=layer, normalised=normalised, progress=progress
-            )
+                self.network, self.tokenizer, texts, pool=pool, layer=layer, normalised=normalised, longest=longest,
+                progress=progress,
+            )  # fmt: skip
         if pool is not None:
             raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
         return embed_tokens(
-            self.network, self.tokenizer, texts, layer=layer, normalised=normalised, progress=progress
+            self.network, self.tokenizer, texts, layer=layer, normalised=normalised, longest=longest,
+            progress=progress,
         )  # fmt: skip
 
     def classify(self, texts: Sequence[Text], *, progress: Progress = _QUIET) -> list[Said]:

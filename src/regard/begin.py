@@ -68,14 +68,19 @@ def read_beginning(init: Init) -> Beginning:
     return Beginning(found, init)
 
 
-def default_problem(model: Model, corpus: Corpus) -> Problem:
+def default_problem(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Problem:
     """What a model of this shape learns of a corpus when nothing is said."""
     if corpus.targets is not None:
         return Translation() if model.decoder is not None else Labels()
     if model.encoder is None:
         return NextToken()
-    if model.decoder is not None:
+    if model.decoder is not None and sentinels:
         return Spans()
+    if model.decoder is not None:
+        raise InputError(
+            f'{corpus.names[0]} has one side, which "{name}" does not learn (model.name). Try model.name = "gpt2", or '
+            "learn spans: text.tokenizer.sentinels = 100."
+        )
     return BothWays() if isinstance(model.readout, BothWaysReadout) else Masked()
 
 

@@ -48,6 +48,10 @@ class Interrupted(RegardError):
         self.exit_code = 128 + signal
 
 
+class Note(UserWarning):
+    """What a person should know of a folder that is read nevertheless; the command line prints it as one line."""
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """'Did you mean "x"?' for the nearest known name, else the list of what is known."""
     known = sorted(known)

@@ -117,9 +117,10 @@ def read_material(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer | None]
     beginning = None if init is None else read_beginning(init)
     model = recipe.model if beginning is None else beginning.loaded.network.description
     assert isinstance(model, Model)
-    problem = (recipe.text.problem or default_problem(model, corpus)).named(corpus)
-    known = recipe.plain.get("model", {}).get("name", "transformer")
-    require_shape(model, problem, known if init is None else init.init)
+    name = recipe.plain.get("model", {}).get("name", "transformer") if init is None else init.init
+    sentinels = bool(beginning.tokenizers[0].sentinels if beginning else recipe.text.tokenizer.sentinels)
+    problem = (recipe.text.problem or default_problem(model, corpus, sentinels, name)).named(corpus)
+    require_shape(model, problem, name)
     if beginning is not None:
         tokenizers = beginning.tokenizers
     tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, problem.wording(corpus), cache)

@@ -28,6 +28,9 @@ THEIRS = {"length_penalty": 1.0, "normalization": "length", "ending": "likely"}
         (False, {"max_length": 512, "max_new_tokens": 30}, {**THEIRS, "max_tokens": 30}),
         (False, {"min_length": 3, "no_repeat_ngram_size": 2}, {**THEIRS, "min_tokens": 2, "no_repeat_ngram": 2}),
         (False, {"bad_words_ids": [[7], [8, 9]], "suppress_tokens": [3]}, {**THEIRS, "never": (3, 7)}),
+        (False, {"eos_token_id": 2, "forced_eos_token_id": 2}, {**THEIRS, "last": (2,)}),
+        (False, {"eos_token_id": [2, 5, 2, 7], "forced_bos_token_id": 4}, {**THEIRS, "also_end": (5, 7), "first": 4}),
+        (False, {"begin_suppress_tokens": [9, 3]}, {**THEIRS, "not_first": (3, 9)}),
         (
             True,
             {"normalization": "length", "repetition_penalty": 1.5},

@@ -139,7 +139,9 @@ def rows_are_not_reordered(patch: Patch) -> None:
 
 def neighbours_matter(patch: Patch) -> None:
     forward = VocabularyReadout.forward
-    patch.setattr(VocabularyReadout, "forward", lambda self, x: forward(self, x + 0.1 * x.mean(dim=0, keepdim=True)))
+    patch.setattr(
+        VocabularyReadout, "forward", lambda self, x, *more: forward(self, x + 0.1 * x.mean(dim=0, keepdim=True), *more)
+    )
 
 
 def sources_in_a_batch_lose_their_padding(patch: Patch) -> None:

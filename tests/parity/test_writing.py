@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
+from regard.decode.frames import inputs_of
 from regard.errors import InputError
 from regard.models import zoo as models
 from regard.models.model import Model
@@ -130,6 +131,18 @@ def test_a_tokenizer_of_ours_frames_texts_elsewhere_as_here(name: str, expected:
     assert (theirs.pad_token, theirs.mask_token) == ("<pad>", "<mask>")
 
 
+@pytest.mark.parametrize("name", ["bert, labels", "bert, tags"])
+def test_a_pair_of_texts_is_a_pair_elsewhere(name: str, tmp_path: Path):
+    loaded = trained(OURS[name])
+    write_hub(tmp_path, loaded)
+    theirs = architecture(tmp_path).from_pretrained(tmp_path).eval()
+    given = AutoTokenizer.from_pretrained(tmp_path)("hello you", "my dear", return_tensors="pt")
+    assert set(given["token_type_ids"][0].tolist()) == {0, 1}
+    tokenizer = loaded.tokenizers[0]
+    sides = [tokenizer.encode_batch(["hello you"]), tokenizer.encode_batch(["my dear"])]
+    close(loaded.network(**inputs_of(loaded.network, tokenizer, sides)), theirs(**given).logits)
+
+
 @pytest.mark.parametrize("pool", [Mean(), First(), Most()])
 @pytest.mark.parametrize("normalised", [True, False])
 def test_sentence_vectors_are_written_with_their_pool(pool: Any, normalised: bool, tmp_path: Path):
@@ -152,7 +165,9 @@ def test_sentence_vectors_are_written_with_their_pool(pool: Any, normalised: boo
         (models.transformer(**SMALL, join=PreNorm()), "join"),
         (models.gpt2(**SMALL, position=RelativeBias()), "position"),
         (models.gpt2(**SMALL, score=Additive()), "score"),
-        (models.seq2seq(24, 1), ""),
+        (models.seq2seq(24, 1), "encoder = recurrent and no decoder = recurrent"),
+        (models.bahdanau(24, 1), "decoder = attentive"),
+        (models.luong(24, 1), "decoder = attentive"),
         (models.bert(**SMALL, join=PreNorm(LayerNorm(1e-12))), "join"),
         (models.transformer(**SMALL, position=Learned(30)), "position"),
     ],

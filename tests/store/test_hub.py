@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import random
@@ -21,49 +20,10 @@ from regard.cli import run
 from regard.errors import DamagedFile, InputError
 from regard.store.exchange import convert
 from regard.store.folder import read_folder, unique_tensors
-from tests.parity import zoo
-from tests.parity.folders import CPU, ours, saved, shaken
+from tests.parity.folders import CPU, ours
+from tests.store.published import copied, edit, said, sharded
 
 Change = Callable[[Path], None]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder of each family, to be copied."""
-    root = tmp_path_factory.mktemp("published")
-    for name in ("gpt2", "bert", "t5", "marian"):
-        saved(shaken(zoo.ALL[name]()), root / name)
-    return root
-
-
-def copied(folders: Path, name: str, target: Path) -> Path:
-    target.mkdir(parents=True)
-    for path in (folders / name).iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    return target
-
-
-def said(folder: Path) -> str:
-    """Why a folder is refused, in one line."""
-    with pytest.raises((DamagedFile, InputError)) as caught:
-        read_folder(folder, CPU)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def sharded(folder: Path, **renamed: str) -> None:
-    """The weights of a folder in two files and an index."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    halves = {"a.safetensors": sorted(tensors)[::2], "b.safetensors": sorted(tensors)[1::2]}
-    for file, names in halves.items():
-        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    places = {name: renamed.get(file[0], file) for file, names in halves.items() for name in names}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
 def test_weights_in_several_files_are_the_same_model(folders: Path, tmp_path: Path):
@@ -170,6 +130,51 @@ def test_settings_that_are_not_honoured_are_refused_by_name(
     folder = copied(folders, name, tmp_path / "m")
     edit(folder / "config.json", **change)
     assert word in said(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("bert, labels", {"id2label": None, "num_labels": 10**9}, "num_labels must be 1 to 100,000"),
+        ("bert", {"layer_norm_eps": float("nan")}, "layer_norm_eps"),
+        ("gpt2", {"layer_norm_epsilon": 0.0}, "layer_norm_epsilon must be above 0"),
+        ("t5", {"layer_norm_epsilon": float("inf")}, "layer_norm_epsilon must be above 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    folders: Path, tmp_path: Path, name: str, change: dict[str, Any], word: str
+):
+    folder = copied(folders, name, tmp_path / "m")
+    edit(folder / "config.json", **change)
+    assert word in said(folder)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(folders: Path, tmp_path: Path, value: float):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    convert(folder, tmp_path / "own", "regard")
+    for place, name in ((folder, "transformer.h.1.ln_2.bias"), (tmp_path / "own", "decoder.closing.bias")):
+        tensors = load_file(place / "model.safetensors")
+        tensors[name][3] = value
+        save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
+        assert f"{name} holds a value that is not finite" in said(place)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
+def test_a_pointer_is_not_the_file(folders: Path, tmp_path: Path, file: str):
+    folder = copied(folders, "gpt2", tmp_path / "m")
+    (folder / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert "git lfs pull" in said(folder)
+
+
+def test_shards_that_lead_nowhere_are_refused(folders: Path, tmp_path: Path):
+    for number, name in enumerate(["loop.safetensors", f"{'a' * 5000}.safetensors"]):
+        folder = copied(folders, "gpt2", tmp_path / str(number))
+        sharded(folder, a=name)
+        (folder / "loop.safetensors").symlink_to("loop.safetensors")
+        message = said(folder)
+        assert "refused" in message
+        assert len(message) < 500
 
 
 BOMBS = [{"n_embd": 10**9}, {"n_layer": 10**6}, {"n_layer": 9_999}, {"vocab_size": 10**12}, {"n_inner": 10**15},
@@ -282,30 +287,3 @@ def test_a_published_model_continues_a_text(folders: Path):
     model = regard.load(folders / "gpt2")
     assert model.generate("hello", temperature=0.0, max_tokens=3).startswith("hello")
     assert model.tokenizer.opening == ()
-
-
-SENTENCES = [
-    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-    {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
-]
-
-
-@pytest.mark.parametrize(
-    ("kinds", "mode", "word"),
-    [("", "pooling_mode_mean_tokens", ""), ("Dense", "pooling_mode_mean_tokens", "Dense"),
-     ("", "pooling_mode_weightedmean_tokens", "weightedmean")],
-)  # fmt: skip
-def test_sentence_folders_are_read_or_refused_by_name(tmp_path: Path, kinds: str, mode: str, word: str):
-    folder = saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "m")
-    more = (
-        [{"idx": 2, "name": "2", "path": "2_Dense", "type": f"sentence_transformers.models.{kinds}"}] if kinds else []
-    )
-    (folder / "modules.json").write_text(json.dumps([*SENTENCES, *more]))
-    (folder / "1_Pooling").mkdir()
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 24, mode: True}))
-    if word:
-        assert word in said(folder)
-    else:
-        assert ours(folder).network.description.readout.inner is None
-        (folder / "modules.json").write_text(json.dumps([SENTENCES[0], {**SENTENCES[1], "path": "../1_Pooling"}]))
-        assert "outside" in said(folder)

@@ -19,7 +19,7 @@ from regard.text.files import Reading
 from regard.text.labelled import Labels, Scores
 from regard.text.problem import Problem
 from regard.text.tagging import Tagging
-from regard.text.tokenizer import BEGIN, END, PAD
+from regard.text.tokenizer import BEGIN, END, PAD, Roles, Tokenizer
 from regard.text.vocabulary import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece, train_tokenizers
 
 BYTE = Byte().train([])
@@ -253,3 +253,19 @@ def test_text_without_answers_and_other_misuse_is_refused() -> None:
         Contrast().samples(corpus, train_tokenizers(Character(joint=False), corpus))
     assert Contrast().wording(corpus) is corpus
     assert Contrast().named(corpus) == Contrast()
+
+
+def test_two_ends_stand_between_the_texts_of_a_pair_where_the_tokenizer_says_so():
+    plain = Character().train(["ab"])
+    apart = Tokenizer.from_json(plain.to_json(), Roles(between=2))
+    a, b = plain.encode("ab")
+    corpus = Corpus(["ab\tb", "a\tab"], ["x", "y"], ("pairs.tsv",), joined=True)
+    for tokenizer, between in ((plain, [plain.end]), (apart, 2 * [plain.end])):
+        samples = Labels(longest=8).samples(corpus, (tokenizer, None))
+        batch = samples.batch([0, 1])
+        assert batch.inputs["ids"].tolist() == [
+            [plain.begin, a, b, *between, b, plain.end],
+            [plain.begin, a, *between, a, b, plain.end],
+        ]
+        assert samples.lengths.tolist() == [[5 + len(between)], [5 + len(between)]]
+        assert batch.inputs["segments"][0].tolist() == [0, 0, 0, *[0 for _ in between], 1, 1]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
 
 from regard.cli import exchange, judge, learn, read, speak
-from regard.errors import RegardError
+from regard.errors import Note, RegardError
 from regard.version import __version__
 
 _OUT_OF_MEMORY = "out of memory. When training, see regard plan; else give shorter texts or a smaller --beam."
@@ -68,7 +71,8 @@ def main() -> NoReturn:
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run a verb; -> the exit code."""
     try:
-        code = _invoke(arguments or ["--help"])
+        with _notes():
+            code = _invoke(arguments or ["--help"])
         sys.stdout.flush()
         return code
     except RegardError as error:
@@ -114,6 +118,25 @@ def _usage(error: Exception, arguments: list[str]) -> str:
 def _drop_output() -> None:
     """Let what is still to be written go nowhere, else the interpreter complains of it at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Say what a person should know of a folder in one line, without the place in our code that says it."""
+    with warnings.catch_warnings():
+        plain = warnings.formatwarning
+
+        def shown(
+            message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+        ) -> str:
+            said = issubclass(category, Note)
+            return f"note: {message}\n" if said else plain(message, category, filename, lineno, line)
+
+        warnings.formatwarning = shown
+        try:
+            yield
+        finally:
+            warnings.formatwarning = plain
 
 
 def _fail(error: Exception, message: str, code: int, debug: bool) -> int:

@@ -164,7 +164,10 @@ def generate(
     )  # fmt: skip
     loaded = load_model(model, device, threads)
     own = loaded.defaults()
-    options = replace(options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, never=own.never)
+    options = replace(
+        options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, never=own.never,
+        not_first=own.not_first, last=own.last, also_end=own.also_end,
+    )  # fmt: skip
     text = loaded.continuations([prompt], options)[0][0].text
     if out is None:
         typer.echo(text)

@@ -42,6 +42,11 @@ class Options:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     never: tuple[int, ...] = ()  # tokens that are never said
+    not_first: tuple[int, ...] = ()  # tokens that are not said first
+    first: int | None = None  # what is said first, if it is not for the model to say
+    last: tuple[int, ...] = ()  # what alone may be said where no more than one token may follow
+    renormalised: bool = False  # Hugging Face's beams: probabilities add up to 1 again after all rules
+    also_end: tuple[int, ...] = ()  # tokens that end a text, beside the end token
 
     def __post_init__(self) -> None:
         bounds: list[tuple[str, float, float, float]] = [
@@ -75,16 +80,20 @@ Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(log-probabilities A k N of the next token, A k of the past) -> candidates A c: their sums, parents and tokens."""
 
 
-def competing(beam: int) -> Propose:
-    """Beam search: the best 2k continuations of a sentence's k beams, so that k remain even if k of them end."""
+def competing(beam: int, ends: int = 1) -> Propose:
+    """Beam search: the best 2k continuations of a sentence's k beams, so that k remain even if k of them end.
+
+    Where several tokens end a text, each of k beams may end in as many ways.
+    """
+    count = (1 + ends) * beam
 
     def propose(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The best of all beams are among the best of each.
-        best, words = following.topk(min(2 * beam, following.shape[-1]), dim=-1)
+        best, words = following.topk(min(count, following.shape[-1]), dim=-1)
         sums = (past[..., None] + best).flatten(1)
-        short = max(0, 2 * beam - sums.shape[1])
+        short = max(0, count - sums.shape[1])
         sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
-        values, flat = sums.topk(2 * beam, dim=1)
+        values, flat = sums.topk(count, dim=1)
         parents = (flat // best.shape[-1]).clamp_max(past.shape[1] - 1)
         return values, parents, torch.nn.functional.pad(words.flatten(1), (0, short)).gather(1, flat)
 
@@ -137,12 +146,20 @@ class RandomNumbers:
         return self.drawn[:, step]
 
 
-def constrain(logits: Tensor, history: Tensor, options: Options, *, made: int, end: int) -> Tensor:
-    """RN logits under the options' rules; `history` RL is all that was said (-1 where a row has no token)."""
-    if options.never:
-        logits = logits.index_fill(1, torch.tensor(options.never, device=logits.device), -torch.inf)
+def constrain(
+    logits: Tensor, history: Tensor, options: Options, *, made: int, end: int, over: Tensor | None = None
+) -> Tensor:
+    """RN logits under the options' rules; `history` RL is all that was said (-1 where a row has no token).
+
+    `over` R says which rows may say one more token only.
+    """
+    unwanted = list(options.never)
     if made < options.min_tokens:
-        logits = logits.index_fill(1, torch.tensor([end], device=logits.device), -torch.inf)
+        unwanted += [end, *options.also_end]
+    if made == (options.first is not None):
+        unwanted += options.not_first
+    if unwanted:
+        logits = logits.index_fill(1, torch.tensor(unwanted, device=logits.device), -torch.inf)
     if options.repetition_penalty != 1.0:
         seen = torch.zeros_like(logits, dtype=torch.bool)
         seen.scatter_(1, history.clamp_min(0), history >= 0)
@@ -155,7 +172,18 @@ def constrain(logits: Tensor, history: Tensor, options: Options, *, made: int, e
         for row, said in enumerate(history.tolist()):
             banned = _completing([token for token in said if token >= 0], options.no_repeat_ngram)
             logits[row, banned] = -torch.inf
+    if options.first is not None and made == 0:
+        logits = _only(logits, (options.first,), (history >= 0).sum(dim=1) == 1)
+    if options.last and over is not None:
+        logits = _only(logits, options.last, over)
     return logits
+
+
+def _only(logits: Tensor, tokens: tuple[int, ...], rows: Tensor) -> Tensor:
+    """Nothing but these tokens in some rows, and they for certain."""
+    certain = torch.full_like(logits[:1], -torch.inf)
+    certain[:, list(tokens)] = 0.0
+    return torch.where(rows[:, None], certain, logits)
 
 
 def _completing(said: list[int], length: int) -> list[int]:

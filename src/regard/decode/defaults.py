@@ -16,6 +16,7 @@ _KNOWN = {
     "repetition_penalty": "repetition_penalty",
     "min_new_tokens": "min_tokens",
     "max_new_tokens": "max_tokens",
+    "renormalize_logits": "renormalised",
 }
 
 
@@ -32,4 +33,15 @@ def default_options(generation: Mapping[str, Any], *, ours: bool, translates: bo
         if type(value) is type(stopping) and value == stopping:
             said["ending"] = ending
     words = [word[0] for word in generation.get("bad_words_ids") or () if len(word) == 1]
-    return Options(**said, never=tuple(sorted({*words, *(generation.get("suppress_tokens") or ())})))
+    said["never"] = tuple(sorted({*words, *(generation.get("suppress_tokens") or ())}))
+    said["not_first"] = tuple(sorted(set(generation.get("begin_suppress_tokens") or ())))
+    if translates:  # a language model begins with its prompt
+        said["first"] = generation.get("forced_bos_token_id")
+    said["also_end"] = _several(generation.get("eos_token_id"))[1:]
+    said["last"] = _several(generation.get("forced_eos_token_id"))
+    return Options(**said)
+
+
+def _several(said: int | list[int] | None) -> tuple[int, ...]:
+    """One token or several, each once."""
+    return tuple(dict.fromkeys(said)) if isinstance(said, list) else () if said is None else (said,)

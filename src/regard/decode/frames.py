@@ -27,7 +27,7 @@ def readings(
     A model that reads letters and knows no words needs the `texts` themselves.
     """
     table = _spellings(network, tokenizer)
-    around = len(sides) + 1
+    around = Frame.of(tokenizer).around(len(sides)) if _framed(network) else 1
     lengths = [sum(map(len, rows)) + around for rows in zip(*sides)]
     for place, rows in enumerate(zip(*sides)):
         require_room(network, length_of(network, tokenizer, rows), f"{what} {place + 1:,}")
@@ -73,7 +73,7 @@ def row_of(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[
 def length_of(network: Network, tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
     """How many tokens are read of a text or a pair of texts."""
     if _framed(network):
-        return sum(map(len, texts)) + len(texts) + 1
+        return sum(map(len, texts)) + Frame.of(tokenizer).around(len(texts))
     return len(_bare(network, tokenizer, texts[0]))
 
 

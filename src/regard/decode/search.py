@@ -84,7 +84,7 @@ class _Rows:
 
     def _proposer(self, seeds: Sequence[int]) -> Propose:
         if self.options.temperature == 0:
-            return greedy if self.beam == 1 else competing(self.beam)
+            return greedy if self.beam == 1 else competing(self.beam, 1 + len(self.options.also_end))
         streams = RandomNumbers(seeds)
         return drawing(self.options, lambda: streams.at(self.made)[self.alive.cpu()])
 
@@ -120,6 +120,8 @@ class _Rows:
         said = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
         tokens = torch.cat([said, chosen[..., None]], dim=2)
         ending = chosen == self.end
+        for other in self.options.also_end:
+            ending |= chosen == other
         finished = ending | self.at_stop(tokens, ending)
         over = (self.made >= self.limit)[:, None] & ~finished
         return _Candidates(sums, parents, tokens, ending, finished | over, over)
@@ -140,8 +142,14 @@ class _Rows:
         history = torch.cat([self.prompt.repeat_interleave(self.width, dim=0), said], dim=1)
         if self.beam > 1 and self.options.normalization == "length":
             # Hugging Face's beams shun and forbid after the softmax: the others do not become likelier.
-            return constrain(logits.log_softmax(dim=-1), history, self.options, made=self.made, end=self.end)
-        return constrain(logits, history, self.options, made=self.made, end=self.end).log_softmax(dim=-1)
+            found = self.ruled(logits.log_softmax(dim=-1), history)
+            return found.log_softmax(dim=-1) if self.options.renormalised else found
+        return self.ruled(logits, history).log_softmax(dim=-1)
+
+    def ruled(self, logits: Tensor, history: Tensor) -> Tensor:
+        """RN under the options' rules."""
+        over = (self.made + 1 >= self.limit).repeat_interleave(self.width) if self.options.last else None
+        return constrain(logits, history, self.options, made=self.made, end=self.end, over=over)
 
     def at_stop(self, tokens: Tensor, ending: Tensor) -> Tensor:
         """Which candidates hold a stop string."""

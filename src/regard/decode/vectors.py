@@ -38,13 +38,18 @@ def embed(
     pool: str | None = None,
     layer: Layer = None,
     normalised: bool = False,
+    longest: int | None = None,
     progress: Progress = lambda done: None,
 ) -> Vectors:
-    """A vector for each text; without a `pool`, as the model itself makes it, else the mean over its tokens."""
+    """A vector for each text; without a `pool`, as the model itself makes it, else the mean over its tokens.
+
+    Of a row, what follows the `longest` tokens is cut off.
+    """
     if pool is not None and pool not in POOLS:
         raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, POOLS)}')
     found = np.zeros((len(texts), network.description.width), dtype=np.float32)
-    for places, states, padding in _states(network, tokenizer, texts, layer, progress):
+    encoded = _encoded(network, tokenizer, texts, longest)
+    for places, states, padding in _states(network, tokenizer, texts, encoded, layer, progress):
         if pool is None and network.description.readout.says == "vectors":
             vectors: Tensor = network.readout(states, padding)
         else:
@@ -62,23 +67,37 @@ def embed_tokens(
     *,
     layer: Layer = None,
     normalised: bool = False,
+    longest: int | None = None,
     progress: Progress = lambda done: None,
 ) -> list[TokenVectors]:
     """The tokens of each text, those around it included, with a vector for each."""
-    rows = [row_of(network, tokenizer, ids) for ids in tokenizer.encode_batch(texts)]
+    encoded = _encoded(network, tokenizer, texts, longest)
+    rows = [row_of(network, tokenizer, ids) for ids in encoded]
     found: list[TokenVectors] = [([], np.zeros((0, 0), dtype=np.float32))] * len(texts)
-    for places, states, _ in _states(network, tokenizer, texts, layer, progress):
+    for places, states, _ in _states(network, tokenizer, texts, encoded, layer, progress):
         vectors = F.normalize(states.float(), dim=-1) if normalised else states.float()
         for place, row in zip(places, vectors.cpu().numpy()):
             found[place] = tokenizer.token_texts(rows[place]), row[: len(rows[place])].copy()
     return found
 
 
+def _encoded(
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], longest: int | None
+) -> list[list[int]]:  # fmt: skip
+    """The tokens of each text, cut so that with what stands around them they are no more than the longest."""
+    encoded = tokenizer.encode_batch(texts)
+    if longest is None:
+        return encoded
+    most = max(0, longest - len(row_of(network, tokenizer, [])))
+    return [ids[:most] for ids in encoded]
+
+
 def _states(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], layer: Layer, progress: Progress
-) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], encoded: list[list[int]], layer: Layer,
+    progress: Progress,
+) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:  # fmt: skip
     """The places of some texts, the states BTD of a layer, and the padding."""
-    for places, inputs in readings(network, tokenizer, [tokenizer.encode_batch(texts)], texts=texts):
+    for places, inputs in readings(network, tokenizer, [encoded], texts=texts):
         every: list[Tensor] | None = None if layer is None else []
         padding = inputs.get("padding")
         if network.encoder is not None and network.decoder is not None:

@@ -29,7 +29,9 @@ class EmbeddedPosition(nn.Module):
 def turning(positions: Tensor, width: int, base: float) -> Tensor:
     """(B)T -> (B)T, width / 2: a position's angle at wavelengths growing geometrically from 2 pi to base * 2 pi."""
     half = width // 2
-    frequencies = base ** (-torch.arange(half, device=positions.device) / half)
+    # In single precision the angles of far positions would be off by more than what tells them apart.
+    exact = torch.float64 if positions.device.type != "mps" else torch.float32
+    frequencies = base ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
     return positions[..., None] * frequencies
 
 
@@ -60,7 +62,7 @@ class SinusoidLayer(EmbeddedPosition):
     def table(self, positions: Tensor) -> Tensor:
         """(B)T -> (B)TD."""
         angles = turning(positions, self.width, self.base)
-        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
 @dataclass(frozen=True)

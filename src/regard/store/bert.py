@@ -147,7 +147,7 @@ def _read_out(
 
 def _bert(settings: Settings, weights: Weights, architecture: str, *, roberta: bool = False) -> Published:
     settings.assume("position_embedding_type", "absolute")
-    activation, epsilon = settings.activation("hidden_act", "gelu"), settings.number("layer_norm_eps", 1e-12)
+    activation, epsilon = settings.activation("hidden_act", "gelu"), settings.epsilon("layer_norm_eps", 1e-12)
     longest = settings.whole("max_position_embeddings", 512, least=3)
     if roberta:
         settings.assume("pad_token_id", 1)
@@ -179,8 +179,8 @@ def _distilbert(settings: Settings, weights: Weights, architecture: str) -> Publ
     activation = settings.activation("activation", "gelu")
     base = _encoder(
         settings,
-        (settings.whole("dim", 768), settings.depth("n_layers", 6), settings.whole("n_heads", 12),
-         settings.whole("hidden_dim", 3072)),
+        (settings.whole("dim|hidden_size", 768), settings.depth("n_layers|num_hidden_layers", 6),
+         settings.whole("n_heads|num_attention_heads", 12), settings.whole("hidden_dim", 3072)),
         activation=activation,
         epsilon=1e-12,
         longest=settings.whole("max_position_embeddings", 512),

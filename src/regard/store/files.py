@@ -21,6 +21,7 @@ from torch import Tensor
 from regard import catalogue
 from regard.errors import DamagedFile, InputError, RunFailed
 
+_POINTER = b"version https://git-lfs"
 PART = ".part"  # how the names end that files have until they are whole
 
 # Under its own key whatever the value, or a value of its form: no single flipped byte can hide it.
@@ -174,6 +175,9 @@ def require_file(path: Path) -> None:
         raise InputError(f"no such file: {path}. Is {path.parent} a model folder?")
     if not os.access(path, os.R_OK):
         raise InputError(f"{path} is not readable by this user. Ask its owner for chmod 644.")
+    with open(path, "rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise DamagedFile(f"{path} is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull.")
 
 
 def sha256(*parts: bytes) -> str:

@@ -27,9 +27,10 @@ from regard.store.files import (
     write_file,
 )
 from regard.store.hub import read_hub
-from regard.store.loaded import WEIGHTS, refuse_pickles
+from regard.store.loaded import LONGEST_TEXT, WEIGHTS, refuse_pickles, require_finite
 from regard.store.loaded import Loaded as Loaded
 from regard.store.loaded import fill as fill
+from regard.store.speaking import require_tokens
 from regard.text.tokenizer import Roles, Tokenizer
 from regard.version import __version__
 
@@ -46,6 +47,7 @@ def write_description(
     *,
     task: str,
     generation: Mapping[str, Any],
+    longest_text: int | None = None,
 ) -> None:
     """Everything of a model folder but the weights."""
     config = {
@@ -61,6 +63,8 @@ def write_description(
     }
     if any(tokenizer is not None and tokenizer.roles is not None for tokenizer in tokenizers):
         config["roles"] = [to_plain(tokenizer.roles) if tokenizer else None for tokenizer in tokenizers]
+    if longest_text is not None:
+        config[LONGEST_TEXT] = longest_text
     write_file(folder / "config.json", json_bytes(config))
     write_generation(folder, generation)
     write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
@@ -92,9 +96,13 @@ def read_folder(folder: Path, device: torch.device) -> Loaded:
     description, vocabularies = _described(folder, config)
     _compare(folder, description, vocabularies)
     network = description.build(*vocabularies)
-    fill(network, read_tensors(folder / WEIGHTS))
+    tensors = read_tensors(folder / WEIGHTS)
+    for name, tensor in tensors.items():
+        require_finite(name, tensor, folder)
+    fill(network, tensors)
     tokenizers = _tokenizers(folder, vocabularies)
-    return Loaded(network.to(device).eval(), tokenizers, config, _generation(folder / "generation_config.json"))
+    generation = _generation(folder / "generation_config.json", network)
+    return Loaded(network.to(device).eval(), tokenizers, config, generation)
 
 
 def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, int | None]]:
@@ -103,6 +111,7 @@ def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, 
         description: Model = from_plain(Model, config.get("model"), where=where)
         vocabulary = from_plain(int, config.get("vocabulary"), where=f"{folder}/config.json: vocabulary")
         other = from_plain(int | None, config.get("source_vocabulary"), where=f"{folder}/config.json")
+        from_plain(int | None, config.get(LONGEST_TEXT), where=f"{folder}/config.json: {LONGEST_TEXT}")
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{folder}/config.json cannot be used: {error}") from error
     return description, (vocabulary, other)
@@ -130,7 +139,7 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
         raise catalogue.CONFIG_AND_WEIGHTS(what=what, folder=folder)
 
 
-def _generation(path: Path) -> dict[str, Any]:
+def _generation(path: Path, network: Network) -> dict[str, Any]:
     """How the model speaks; what we read of it must be what it should be."""
     if not path.exists():
         return {}
@@ -141,6 +150,7 @@ def _generation(path: Path) -> dict[str, Any]:
             found[name] = from_plain(kind, found[name], where=str(path)) if name in found else None
         except InputError as error:
             raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
+    require_tokens(found, network, path)
     return {name: value for name, value in found.items() if value is not None}
 
 

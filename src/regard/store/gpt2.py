@@ -43,8 +43,9 @@ def _rows(model: Model) -> tuple[Any, ...]:
 
 
 def _describe(settings: Settings, weights: Weights, architecture: str) -> Published:
-    width, depth = settings.whole("n_embd", 768), settings.depth("n_layer", 12)
-    heads, inner = settings.whole("n_head", 12), settings.whole("n_inner", 4 * width)
+    width, depth = settings.whole("n_embd|hidden_size", 768), settings.depth("n_layer|num_hidden_layers", 12)
+    heads, inner = settings.whole("n_head|num_attention_heads", 12), settings.whole("n_inner", 4 * width)
+    longest = settings.whole("n_positions|max_position_embeddings", 1024)
     activation = settings.activation("activation_function", "gelu_new")
     scaled = settings.flag("scale_attn_weights", True)
     fading = settings.flag("scale_attn_by_inverse_layer_idx", False)
@@ -65,8 +66,8 @@ def _describe(settings: Settings, weights: Weights, architecture: str) -> Publis
     )
     model = Model(
         width,
-        Embed(Learned(settings.whole("n_positions", 1024)), dropout=settings.number("embd_pdrop", 0.1)),
-        decoder=Stack(layers, PreNorm(LayerNorm(settings.number("layer_norm_epsilon", 1e-5))), dropout),
+        Embed(Learned(longest), dropout=settings.number("embd_pdrop", 0.1)),
+        decoder=Stack(layers, PreNorm(LayerNorm(settings.epsilon("layer_norm_epsilon", 1e-5))), dropout),
         readout=said or Vocabulary(tied),
     )
     return Published(model, settings.whole("vocab_size", 50257))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,13 +16,14 @@ from regard import catalogue
 from regard.describe import to_plain, toml_value
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
+from regard.parts.embed import Embed
 from regard.store.bert import BERT, DISTILBERT, ROBERTA
 from regard.store.family import Family, Published, Weights
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
 from regard.store.gpt2 import GPT2
-from regard.store.loaded import INDEX, WEIGHTS, Loaded, fill, refuse_pickles, root_of
+from regard.store.loaded import INDEX, LONGEST_TEXT, WEIGHTS, Loaded, fill, refuse_pickles, require_finite, root_of
 from regard.store.marian import MARIAN
-from regard.store.sentences import is_sentence_folder, read_sentence_readout, write_sentence_files
+from regard.store.sentences import is_sentence_folder, read_longest_text, read_sentence_readout, write_sentence_files
 from regard.store.settings import GENERATION, Settings
 from regard.store.speaking import published_generation, read_generation
 from regard.store.t5 import T5
@@ -30,6 +32,8 @@ from regard.store.words import Frame, Tokenizers, read_published, write_publishe
 from regard.version import __version__
 
 FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT)
+_ONLY_BERT = {"hidden_size", "intermediate_size", "type_vocab_size"}
+_KNOWN = {"self_attention", "cross_attention", "feed_forward"}
 _FREE = {"dropout", "spread", "weight", "temperature"}  # what no answer depends on
 
 
@@ -64,19 +68,23 @@ def read_hub(folder: Path, device: torch.device) -> Loaded:
         if not found.is_floating_point():
             raise InputError(f"{names[short]} holds {found.dtype}, not numbers of a plain kind ({folder}). "
                              "Save the model without quantization.")  # fmt: skip
+        require_finite(names[short], found, folder)
         return found.float()
 
     where = f"{folder}/config.json"
     published = _described(family, config, Weights(shapes, read), where)
     if sentences:
-        published = replace(published, model=replace(published.model, readout=read_sentence_readout(folder)))
+        vector = read_sentence_readout(folder)
+        published = replace(published, model=replace(published.model, readout=vector, aside=None))
     claimed = _matched(family, published, shapes, folder, sentences)
     tensors = {claim.ours: claim.made(read, shapes) for claim in claimed}
     wanted = {name for claim in claimed for name in claim.theirs if not claim.row.parts}
     require_same(claimed, {name: read(name) for name in wanted if name in shapes}, folder)
     network = published.model.build(published.vocabulary, published.source_vocabulary)
     fill(network, tensors)
-    generation = read_generation(folder, {key: config[key] for key in GENERATION & config.keys()})
+    generation = read_generation(folder, {key: config[key] for key in GENERATION & config.keys()}, network)
+    if sentences:
+        config[LONGEST_TEXT] = read_longest_text(folder)
     return Loaded(network.to(device).eval(), _words(folder, network, generation), config, generation)
 
 
@@ -105,10 +113,17 @@ def write_hub(folder: Path, loaded: Loaded) -> Path:
         write_file(folder / "generation_config.json", json_bytes(published_generation(loaded.generation, ids)))
     frame: Frame = "both" if not speaks else "opening" if network.encoder is None else "end"
     frame = "end" if family is T5 else frame
-    write_published(folder, made, longest=network.longest, frame=frame)
-    write_sentence_files(folder, network.description)
+    write_published(folder, made, longest=network.longest, frame=frame, segments=_segments(published.model))
+    write_sentence_files(folder, network.description, loaded.config.get(LONGEST_TEXT))
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
     return folder
+
+
+def _segments(model: Model) -> int:
+    match model.embed:
+        case Embed(segments=segments):
+            return segments
+    return 0
 
 
 def _or_none(tokenizer: Any, part: str) -> int | None:
@@ -119,18 +134,26 @@ def _or_none(tokenizer: Any, part: str) -> int | None:
 
 
 def _family(config: Mapping[str, Any], folder: Path) -> Family:
-    kind = config.get("model_type")
+    """Whose form it is; older folders do not say it, but name their class or have settings that only BERT has."""
+    kind, said = config.get("model_type"), config.get("architectures")
+    first = said[0] if isinstance(said, list) and said else None
     for family in FAMILIES:
-        if family.name == kind:
+        if family.name == kind or (kind is None and first in family.architectures):
             return family
+    if kind is None and first is None and config.keys() >= _ONLY_BERT:
+        return BERT
     raise catalogue.UNKNOWN_ARCHITECTURE(found=kind, folder=folder)
 
 
-def _architecture(family: Family, config: Mapping[str, Any], where: str) -> str:
+def _architecture(family: Family, config: Mapping[str, Any], weights: Weights, where: str) -> str:
+    """The class that config.json names, or the bare model where the weights hold nothing that says words."""
     said = config.get("architectures") or [family.architectures[0]]
     if not isinstance(said, list) or said[0] not in family.architectures:
         raise InputError(f"architecture {said!r} is not supported ({where}). "
                          f"regard reads: {', '.join(family.architectures)}.")  # fmt: skip
+    bare = re.sub(r"For(MaskedLM|PreTraining)$", "Model", said[0])
+    if bare in family.architectures and not any(re.search(family.outside, name) for name in weights.shapes):
+        return bare
     return str(said[0])
 
 
@@ -138,7 +161,7 @@ def _described(family: Family, config: Mapping[str, Any], weights: Weights, wher
     """What config.json says, with every setting honoured or refused."""
     settings = Settings(config, where)
     settings.leave("regard_version")
-    architecture = _architecture(family, config, where)
+    architecture = _architecture(family, config, weights, where)
     try:
         published = family.describe(settings, weights, architecture)
     except InputError as error:
@@ -158,7 +181,8 @@ def _matched(
         raise catalogue.CONFIG_AND_WEIGHTS(what=what, folder=folder)
     wanted = _shapes(published, f"{folder}/config.json")
     claimed = claims(family.rows(model), list(wanted))
-    ignored = (*family.ignored, r"^pooler\.") if sentences else family.ignored
+    # What makes one vector of a text needs no words, though its file may still hold what says them.
+    ignored = (*family.ignored, r"^pooler\.", family.outside) if sentences else family.ignored
     compare(claimed, wanted, shapes, ignored, folder)
     return claimed
 
@@ -192,8 +216,12 @@ def _files(folder: Path) -> _Files:
 def _inside(folder: Path, name: str) -> Path:
     """A file of the folder, and nothing outside it."""
     plain = Path(name).name == name and name.endswith(".safetensors") and "\0" not in name and "\\" not in name
-    if not plain or not (folder / name).resolve().is_relative_to(root_of(folder)):
-        raise catalogue.OUTSIDE(index=folder / INDEX, name=name)
+    try:
+        inside = plain and len(name) < 256 and (folder / name).resolve().is_relative_to(root_of(folder))
+    except (OSError, RuntimeError):  # a link that leads to itself
+        inside = False
+    if not inside:
+        raise catalogue.OUTSIDE(index=folder / INDEX, name=name[:100])
     return folder / name
 
 
@@ -231,8 +259,17 @@ def _equivalent(
             _require_all(family, published, network)
             return family, config, tensors
         faults.append((len(different), f"{family.name} has no {' and no '.join(different[:3])}"))
-    nearest = min(faults, default=(0, "it is of no family that others know"))[1]
+    nearest = min(faults, default=(0, f"no family that others know has {_strange(published.model)}"))[1]
     raise InputError(f"this model has no published form: {nearest}. It can only be saved as regard's own folder.")
+
+
+def _strange(model: Model) -> str:
+    """The parts of a model's layers that no published family has, or that none has in this order."""
+    plain = to_plain(model)
+    stacks = {side: plain[side]["layers"] for side in ("encoder", "decoder") if plain[side] is not None}
+    kinds = {side: {part["kind"]: "" for layer in layers for part in layer} for side, layers in stacks.items()}
+    parts = [f"{side} = {kind}" for side, found in kinds.items() for kind in found if kind not in _KNOWN]
+    return " and no ".join(parts) or "layers like these"
 
 
 def _tensors(family: Family, published: Published, network: Network, architecture: str) -> dict[str, Tensor]:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from regard import catalogue
+from regard.errors import DamagedFile
 from regard.models.model import Network
 from regard.text.tokenizer import Tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LONGEST_TEXT = "longest_text"  # in config.json: how many tokens of a text become its vector
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
 
 
@@ -41,6 +43,12 @@ def refuse_pickles(folder: Path) -> None:
     for name in PICKLES:
         if (folder / name).exists():
             raise catalogue.PICKLE(path=folder / name, folder=folder)
+
+
+def require_finite(name: str, tensor: Tensor, folder: Path) -> None:
+    """Refuse weights that would make every answer nothing."""
+    if not tensor.isfinite().all():
+        raise DamagedFile(f"{name} holds a value that is not finite ({folder}). Copy or download the weights again.")
 
 
 def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:

@@ -70,9 +70,9 @@ def _describe(settings: Settings, weights: Weights, architecture: str) -> Publis
     settings.assume("static_position_embeddings", True)
     settings.leave(
         "attention_dropout", "activation_dropout", "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop",
-        "max_position_embeddings",
+        "max_position_embeddings", "num_hidden_layers",
     )  # fmt: skip
-    width, dropout = settings.whole("d_model", 1024), settings.number("dropout", 0.1)
+    width, dropout = settings.whole("d_model|hidden_size", 1024), settings.number("dropout", 0.1)
     activation = settings.activation("activation_function", "gelu")
     shared = settings.flag("share_encoder_decoder_embeddings", True)
     vocabulary = settings.whole("vocab_size", 58101)
@@ -84,7 +84,7 @@ def _describe(settings: Settings, weights: Weights, architecture: str) -> Publis
         return FeedForward(settings.whole(f"{side}_ffn_dim", 4096), activation)
 
     heads = settings.whole("decoder_attention_heads", 16)
-    look = SelfAttention(settings.whole("encoder_attention_heads", 16))
+    look = SelfAttention(settings.whole("encoder_attention_heads|num_attention_heads", 16))
     look_back, over = SelfAttention(heads, Causal()), CrossAttention(heads)
     model = Model(
         width,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
-from regard.errors import DamagedFile, InputError
+from regard.errors import DamagedFile, InputError, Note
 from regard.models.model import Model
 from regard.models.pooled import First, Last, Mean, Most, Pool, Vector
 from regard.store.files import json_bytes, read_bounded, read_json, write_file
@@ -40,6 +41,18 @@ def read_sentence_readout(folder: Path) -> Vector:
     return Vector(_pool(folder, kinds[1][1]), None, normalised="Normalize" in names)
 
 
+def read_longest_text(folder: Path) -> int | None:
+    """How many tokens of a text are read, what stands around it included; what follows them is cut off."""
+    path = folder / "sentence_bert_config.json"
+    settings = read_json(path) if path.exists() else {}
+    if settings.get("do_lower_case"):
+        warnings.warn(f"{path} asks for do_lower_case, which regard does not do.", Note, stacklevel=2)
+    most = settings.get("max_seq_length")
+    if most is not None and (type(most) is not int or most < 1):
+        raise DamagedFile(f"{path} cannot be used: max_seq_length is {str(most)[:20]}. Copy or download it again.")
+    return most
+
+
 def _pool(folder: Path, name: str) -> Pool:
     inside = folder / name / "config.json"
     if Path(name).name != name or not inside.resolve().is_relative_to(root_of(folder)):
@@ -56,7 +69,7 @@ def _pool(folder: Path, name: str) -> Pool:
     return _POOLS[wanted[0]]
 
 
-def write_sentence_files(folder: Path, model: Model) -> None:
+def write_sentence_files(folder: Path, model: Model, longest_text: int | None) -> None:
     """The files that say how to make one vector of a text, for a model that does."""
     match model.readout:
         case Vector(inner=None, pool=pool, normalised=normalised):
@@ -69,6 +82,9 @@ def write_sentence_files(folder: Path, model: Model) -> None:
     ]
     chosen = {mode: _POOLS[mode] == pool for mode in _POOLS}
     write_file(folder / "modules.json", json_bytes(modules))
+    if longest_text is not None:
+        settings = {"max_seq_length": longest_text, "do_lower_case": False}
+        write_file(folder / "sentence_bert_config.json", json_bytes(settings))
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    settings = {"word_embedding_dimension": model.width, **chosen, **dict.fromkeys(_OTHERS, False)}
-    write_file(folder / "1_Pooling" / "config.json", json_bytes(settings))
+    pooling = {"word_embedding_dimension": model.width, **chosen, **dict.fromkeys(_OTHERS, False)}
+    write_file(folder / "1_Pooling" / "config.json", json_bytes(pooling))

@@ -11,6 +11,7 @@ from regard.errors import DamagedFile, InputError
 from regard.parts.feedforward import Activation
 
 _LARGEST = 1 << 40
+_LABELS = 100_000
 
 ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
@@ -40,9 +41,12 @@ _HARMLESS = GENERATION | {
     "gradient_checkpointing", "initializer_range", "initializer_factor", "init_std", "_num_labels", "num_labels",
     "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
     "directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-    "pooler_size_per_head", "pooler_type", "model_max_length", "language", "n_ctx", "num_hidden_layers",
-    "hidden_size", "num_attention_heads", "sinusoidal_pos_embds", "predict_special_tokens", "n_special", "vocab_size",
-    "tie_weights_", "force_bos_token_to_be_generated", "n_positions", "classif_dropout", "extra_pos_embeddings", "max_input_length", "adapters", "license", "source_lang", "target_lang",
+    "pooler_size_per_head", "pooler_type", "model_max_length", "language", "n_ctx", "sinusoidal_pos_embds",
+    "predict_special_tokens", "n_special", "vocab_size",
+    "tie_weights_", "force_bos_token_to_be_generated", "n_positions", "classif_dropout", "extra_pos_embeddings",
+    "max_input_length", "adapters", "license", "source_lang", "target_lang", "sentence_transformers",
+    "sbert_ce_default_activation_function", "name", "total_flos", "vocab_size_or_config_json_file", "max_seq_length",
+    "do_lower_case",
 }  # fmt: skip
 _ASSUMED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (),
@@ -51,7 +55,10 @@ _ASSUMED: dict[str, tuple[Any, ...]] = {
 
 
 class Settings:
-    """What config.json says; each question is remembered, so that what nobody asked for can be refused."""
+    """What config.json says; each question is remembered, so that what nobody asked for can be refused.
+
+    "n_head|num_attention_heads" asks for one setting that has two names.
+    """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = config, where
@@ -62,7 +69,8 @@ class Settings:
         """A whole number."""
         value = self._value(int, name, default)
         if not least <= value <= most:
-            raise DamagedFile(f"{name} must be {least:,} to {most:,}, got {value:,} ({self.where}). Copy it again.")
+            shown = name.partition("|")[0]
+            raise DamagedFile(f"{shown} must be {least:,} to {most:,}, got {value:,} ({self.where}). Copy it again.")
         return int(value)
 
     def depth(self, name: str, default: int | None = None) -> int:
@@ -72,6 +80,13 @@ class Settings:
     def number(self, name: str, default: float) -> float:
         """A number."""
         return float(self._value(float, name, default))
+
+    def epsilon(self, name: str, default: float) -> float:
+        """What keeps a norm from dividing by nothing."""
+        value = self.number(name, default)
+        if not 0 < value < 1:
+            raise DamagedFile(f"{name} must be above 0 and below 1, got {value} ({self.where}). Copy it again.")
+        return value
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""
@@ -106,10 +121,10 @@ class Settings:
     def labels(self) -> tuple[str, ...]:
         """The names of classes, in the order of their numbers."""
         said = self.config.get("id2label")
-        count = self.config.get("num_labels", self.config.get("_num_labels", 2))
         if said is None:
-            said = {str(number): f"LABEL_{number}" for number in range(count if isinstance(count, int) else 2)}
-        fits = isinstance(said, dict) and len(said) <= 100_000 and all(isinstance(name, str) for name in said.values())
+            count = self.whole("num_labels|_num_labels", 2, most=_LABELS)
+            said = {str(number): f"LABEL_{number}" for number in range(count)}
+        fits = isinstance(said, dict) and len(said) <= _LABELS and all(isinstance(name, str) for name in said.values())
         if not fits or {str(number) for number in said} != {str(number) for number in range(len(said))}:
             raise DamagedFile(f"id2label does not number its names 0, 1, 2, ... ({self.where}). Copy it again.")
         return tuple(said[str(number)] for number in range(len(said)))
@@ -126,12 +141,17 @@ class Settings:
                              f"({self.where}). What changes nothing can be taken out of it.")  # fmt: skip
 
     def _value(self, kind: Any, name: str, default: Any) -> Any:
-        self._asked.add(name)
-        said = self.config.get(name)
-        if said is None:
+        names = name.split("|")
+        self._asked.update(names)
+        found = [name for name in names if self.config.get(name) is not None]
+        if not found:
             if default is None:
-                raise DamagedFile(f"{name} is missing ({self.where}). Copy or download it again.")
+                raise DamagedFile(f"{names[0]} is missing ({self.where}). Copy or download it again.")
             return default
+        name, said = found[0], self.config[found[0]]
+        for other in found[1:]:
+            if self.config[other] != said:
+                raise DamagedFile(f"{name} and {other} are one setting, and differ ({self.where}). Copy it again.")
         try:
             return from_plain(kind, said, where=self.where)
         except InputError as error:

@@ -70,8 +70,8 @@ def _rows(model: Model) -> tuple[Row, ...]:
 
 
 def _describe(settings: Settings, weights: Weights, architecture: str) -> Published:
-    width, depth = settings.whole("d_model", 512), settings.depth("num_layers", 6)
-    heads, key_width = settings.whole("num_heads", 8), settings.whole("d_kv", 64)
+    width, depth = settings.whole("d_model|hidden_size", 512), settings.depth("num_layers|num_hidden_layers", 6)
+    heads, key_width = settings.whole("num_heads|num_attention_heads", 8), settings.whole("d_kv|head_dim", 64)
     dropout = settings.number("dropout_rate", 0.1)
     gate, _, kind = settings.word("feed_forward_proj", "relu").rpartition("-")
     if gate not in ("", "gated") or kind not in ACTIVATIONS:
@@ -84,7 +84,7 @@ def _describe(settings: Settings, weights: Weights, architecture: str) -> Publis
     )
     untied = not weights.same("lm_head.weight", "shared.weight")
     scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
-    score, join = Dot(scaled=False), PreNorm(RMSNorm(settings.number("layer_norm_epsilon", 1e-6)))
+    score, join = Dot(scaled=False), PreNorm(RMSNorm(settings.epsilon("layer_norm_epsilon", 1e-6)))
     look = SelfAttention(heads, score=score, key_width=key_width, biased=False)
     over = CrossAttention(heads, score=score, key_width=key_width, biased=False)
     feed = FeedForward(settings.whole("d_ff", 2048), activation, gate == "gated", biased=False, dropout=dropout)
@@ -126,7 +126,7 @@ def _configure(published: Published) -> dict[str, Any]:
 
 T5 = Family(
     "t5",
-    ("T5ForConditionalGeneration", "T5EncoderModel"),
+    ("T5ForConditionalGeneration", "T5EncoderModel", "T5WithLMHeadModel"),
     _rows,
     _describe,
     _configure,

@@ -59,12 +59,15 @@ def read_published(folder: Path, *, start: int | None = None, end: int | None = 
                      "or source.spm, or a spiece.model.")  # fmt: skip
 
 
-def write_published(folder: Path, made: Tokenizers, *, longest: int | None, frame: Frame) -> None:
+def write_published(folder: Path, made: Tokenizers, *, longest: int | None, frame: Frame, segments: int = 0) -> None:
     """Tokenizer files that others read: tokenizer.json with what frames a text, and the parts that tokens play."""
     for tokenizer, name in zip(made, ("tokenizer.json", "target_tokenizer.json")):
         if tokenizer is not None:
             write_file(folder / name, _framed(tokenizer, frame).encode())
-    write_file(folder / "tokenizer_config.json", json_bytes(_described(made[0], longest)))
+    config = _described(made[0], longest)
+    if segments > 1:  # else others would not say which text of a pair a token belongs to
+        config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    write_file(folder / "tokenizer_config.json", json_bytes(config))
 
 
 def _described(tokenizer: Tokenizer, longest: int | None) -> dict[str, Any]:
@@ -95,7 +98,8 @@ def _framed(tokenizer: Tokenizer, frame: Frame) -> str:
     before = {"both": named(tokenizer.begin), "end": [], "opening": named(*tokenizer.opening)}[frame]
     after = [] if frame == "opening" else named(tokenizer.end)
     one = " ".join([*(name for name, _ in before), "$A:0", *(f"{name}:0" for name, _ in after)])
-    two = " ".join([one, "$B:1", *(f"{name}:1" for name, _ in after)])
+    more = (tokenizer.roles.between if tokenizer.roles else 1) - 1
+    two = " ".join([one, *(more * [f"{name}:0" for name, _ in after]), "$B:1", *(f"{name}:1" for name, _ in after)])
     if before or after:
         library.post_processor = processors.TemplateProcessing(one, two, [*before, *after])
         written["post_processor"] = json.loads(library.to_str())["post_processor"]
@@ -176,7 +180,14 @@ def _roles(
         None if unknown == last_token else unknown,
         first("mask_token"),
         opening,
+        2 if _pairs_apart(made) else 1,
     )
+
+
+def _pairs_apart(made: tokenizers.Tokenizer) -> bool:
+    """Whether two ends stand between the texts of a pair, as RoBERTa has it."""
+    ids = made.encode("", "", add_special_tokens=True).ids
+    return len(ids) == 4 and ids[1] == ids[2] == ids[3] != ids[0]
 
 
 def _settings(folder: Path) -> dict[str, Any]:

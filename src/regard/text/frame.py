@@ -32,16 +32,22 @@ class Frame:
     begin: int
     end: int
     pad: int
+    between: int = 1  # ends between two texts: RoBERTa has two
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Frame:
         """The frame of a tokenizer's texts."""
-        return cls(tokenizer.begin, tokenizer.end, tokenizer.pad)
+        between = tokenizer.roles.between if tokenizer.roles else 1
+        return cls(tokenizer.begin, tokenizer.end, tokenizer.pad, between)
+
+    def around(self, texts: int) -> int:
+        """How many tokens stand around so many texts of a row."""
+        return 2 + self.between * (texts - 1)
 
     def put(self, texts: Sequence[Rows]) -> Framed:
         """Row i of each of `texts`, one behind the other; they come without frames of their own."""
         counts = [np.asarray(rows.lengths, dtype=np.int64) for rows in texts]
-        lengths = np.stack(counts).sum(0) + len(texts) + 1
+        lengths = np.stack(counts).sum(0) + self.around(len(texts))
         ids = np.full((len(lengths), int(lengths.max(initial=0))), self.pad, dtype=np.int64)
         segments = np.zeros_like(ids)
         ids[:, :1] = self.begin
@@ -50,11 +56,12 @@ class Frame:
         for number, (rows, count) in enumerate(zip(texts, counts)):
             owners, inside = spread(count)
             ids[owners, place[owners] + inside] = rows.flat[rows.starts[owners] + inside]
-            ids[every, place + count] = self.end
-            if number:
-                segments[owners, place[owners] + inside] = number
-                segments[every, place + count] = number
-            place = place + count + 1
+            ends = 1 if number == len(texts) - 1 else self.between
+            for more in range(ends):
+                ids[every, place + count + more] = self.end
+                segments[every, place + count + more] = number
+            segments[owners, place[owners] + inside] = number
+            place = place + count + ends
         return Framed(ids, lengths, segments)
 
 

@@ -122,14 +122,15 @@ def _samples(
     tokenizer = tokenizers[0]
     texts = halves(corpus.sources) if corpus.joined else (corpus.sources,)
     sides = tuple(encode_texts(tokenizer, side, cache) for side in texts)
+    frame = Frame.of(tokenizer)
 
     def more(kept: Indices, columns: Columns) -> None:
-        lengths = np.stack([side.lengths[kept] for side in sides], axis=1).sum(1, keepdims=True) - (len(sides) - 1)
-        columns.append("lengths", lengths.astype(np.int32))
+        bare = np.stack([side.lengths[kept] - 2 for side in sides], axis=1).sum(1, keepdims=True)
+        columns.append("lengths", (bare + frame.around(len(sides))).astype(np.int32))
         columns.append("answers", _answers(corpus, kept, answer))
 
     usable = find_usable(corpus, list(zip(texts, sides)), tokenizer, Limit(longest), cache, said, more)
-    return TextSamples(usable=usable, sides=sides, frame=Frame.of(tokenizer))
+    return TextSamples(usable=usable, sides=sides, frame=frame)
 
 
 def find_names(corpus: Corpus, cut: Callable[[str], Iterable[str]]) -> tuple[str, ...]:

@@ -42,6 +42,7 @@ class Roles:
     unknown: int | None = None
     mask: int | None = None
     opening: tuple[int, ...] | None = None  # what stands before a language model's prompt; (begin,) when not said
+    between: int = 1  # how many ends stand between two texts of a pair
     known: int | None = None  # tokens from this number on are pieces of text that the model reads as unknown
 
 
