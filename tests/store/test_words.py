@@ -14,6 +14,8 @@ from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, MarianToke
 
 from regard.errors import DamagedFile, InputError
 from regard.store.words import read_published, write_published
+from regard.text.encode import rows_of
+from regard.text.frame import Frame
 from regard.text.tokenizer import Tokenizer
 
 LINES = [
@@ -111,7 +113,10 @@ def test_merges_are_read_as_gpt2_reads_them(tmp_path: Path, settings: dict[str, 
 def test_merges_are_read_as_roberta_reads_them(tmp_path: Path):
     byte_pairs(tmp_path, ["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
     ours, _ = read_published(tmp_path)
-    same(ours, RobertaTokenizer.from_pretrained(tmp_path))
+    theirs = RobertaTokenizer.from_pretrained(tmp_path)
+    same(ours, theirs)
+    pair = Frame.of(ours).put([rows_of([ours.encode(text)]) for text in ("low", "newer")])
+    assert pair.ids[0].tolist() == theirs("low", "newer")["input_ids"]
     assert (ours.begin, ours.end, ours.pad, ours.unknown, ours.mask) == (0, 2, 1, 3, 4)
 
 

@@ -180,12 +180,14 @@ def _roles(
         None if unknown == last_token else unknown,
         first("mask_token"),
         opening,
-        2 if _pairs_apart(made) else 1,
+        2 if _pairs_apart(made, names) else 1,
     )
 
 
-def _pairs_apart(made: tokenizers.Tokenizer) -> bool:
+def _pairs_apart(made: tokenizers.Tokenizer, names: Names) -> bool:
     """Whether two ends stand between the texts of a pair, as RoBERTa has it."""
+    if made.post_processor is None:
+        return {name: names.get(name) for name in _ROBERTA} == _ROBERTA
     ids = made.encode("", "", add_special_tokens=True).ids
     return len(ids) == 4 and ids[1] == ids[2] == ids[3] != ids[0]
 
