@@ -47,10 +47,15 @@ class Beginning:
         """A network that begins with the weights this one has learnt, wherever it has the same parts."""
         old, (tokenizer, second) = self.loaded.network, self.tokenizers
         network = model.build(max(old.vocabulary, (second or tokenizer).vocabulary), old.source_vocabulary)
-        known = dict(old.named_parameters())
+        known = {
+            name: tensor
+            for name, tensor in old.named_parameters()
+            if _kept(name, self.loaded.network.description, model)
+        }
+        tables = {id(table) for table in _word_tables(network)}
         with torch.no_grad():
             for name, parameter in network.named_parameters():
-                if name in known and known[name].shape[1:] == parameter.shape[1:]:
+                if name in known and (known[name].shape == parameter.shape or id(parameter) in tables):
                     parameter[: len(known[name])] = known[name]
             for word in self.init.words:
                 # A new word begins as the mean of the tokens it was cut into before.
@@ -58,6 +63,22 @@ class Beginning:
                 for table in _word_tables(network):
                     table[number] = table[parts].mean(dim=0)
         return network
+
+
+def _kept(name: str, old: Model, new: Model) -> bool:
+    """Whether a parameter means the same in both: of a readout that says something else, only what stands before it."""
+    part, _, rest = name.partition(".")
+    if part not in ("readout", "aside"):
+        return True
+    before, after = getattr(old, part), getattr(new, part)
+    if _answer(before) == _answer(after):
+        return True
+    return rest.startswith("inner.") and getattr(before, "inner", None) == getattr(after, "inner", 0)
+
+
+def _answer(readout: Readout | None) -> object:
+    """What a readout says, whatever it is made of."""
+    return readout and (type(readout), getattr(readout, "names", ()))
 
 
 def read_beginning(init: Init) -> Beginning:
@@ -111,7 +132,7 @@ def answering(model: Model, problem: Problem, pool: Pool | None = None) -> Model
     return replace(model, decoder=decoder, readout=readout, aside=None, mix=mix)
 
 
-def require_shape(model: Model, problem: Problem, name: str) -> None:
+def require_shape(model: Model, problem: Problem, name: str, *, where: str = "model.name") -> None:
     """Refuse a problem that a model of this shape cannot learn."""
     shape = (model.encoder is not None, model.decoder is not None)
     fitting = {
@@ -122,11 +143,20 @@ def require_shape(model: Model, problem: Problem, name: str) -> None:
         BothWays: ((True, False), "elmo"),
     }
     wanted, other = fitting.get(type(problem), (shape, name))
+    if type(problem) in fitting and model.readout.says != "words":
+        raise InputError(
+            f'"{name}" says {model.readout.says}, not words ({where}). Begin with a model that says words, or choose '
+            "another text.problem."
+        )
     both = isinstance(problem, BothWays) == isinstance(model.readout, BothWaysReadout)
     if shape != wanted or (shape == (True, False) and wanted == shape and type(problem) in fitting and not both):
         raise InputError(
-            f'"{name}" does not learn this text as {_spaced(type(problem).__name__)} (model.name). '
-            f'Try model.name = "{other}", or another text.problem.'
+            f'"{name}" does not learn this text as {_spaced(type(problem).__name__)} ({where}). '
+            + (
+                f'Try model.name = "{other}", or another text.problem.'
+                if where == "model.name"
+                else f"Begin with a {other}, or choose another text.problem."
+            )
         )
 
 

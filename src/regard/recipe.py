@@ -38,7 +38,7 @@ class Init:
 
     def __post_init__(self) -> None:
         if len(set(self.words)) < len(self.words) or not all(word.strip() == word != "" for word in self.words):
-            raise InputError("words must be different and without space around them (model.words).")
+            raise InputError("words must be different and without space around them (model.words). Name each once.")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,13 +31,13 @@ from regard.recipe import Init, Recipe, read_recipe
 from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, newest_step
 from regard.store.files import write_file
-from regard.store.folder import read_tokenizers, write_description, write_generation
+from regard.store.folder import read_description, read_tokenizers, write_description, write_generation
 from regard.text.cache import Cache, default_cache
 from regard.text.corpus import Corpus
 from regard.text.problem import Problem
 from regard.text.report import DataReport, report_on
 from regard.text.samples import Samples
-from regard.text.spelled import SpelledSamples, spellings
+from regard.text.spelled import as_letters
 from regard.text.tokenizer import Tokenizer
 from regard.text.vocabulary import Saved, TokenizerKind, train_tokenizers
 from regard.version import __version__
@@ -93,10 +93,7 @@ class Material:
     def of(self, corpus: Corpus, dropout: float = 0.0) -> Samples:
         """A corpus as the model reads it: tokens by their numbers, or by their letters."""
         samples = self.problem.samples(corpus, self.tokenizers, self.cache, dropout=dropout)
-        letters = self.model.embed.letters
-        if not letters:
-            return samples
-        return SpelledSamples(samples, spellings(self.tokenizers[0], self.cache, letters))
+        return as_letters(samples, self.tokenizers[0], self.model.embed.letters, self.cache)
 
     def network(self) -> Network:
         """The model before it has learnt anything, the same each time."""
@@ -107,22 +104,25 @@ class Material:
         return network
 
 
-def read_material(recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer | None] | None = None) -> Material:
-    """Read the text, and train the tokenizers, unless there are some."""
+def read_material(
+    recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer | None] | None = None, begun: Path | None = None
+) -> Material:
+    """Read the text, and train the tokenizers, unless there are some; a run that has `begun` knows its model."""
     cache = default_cache()
     corpus = recipe.text.read("train", cache)
     assert corpus is not None
     valid = recipe.text.read("valid", cache)
     init = recipe.model if isinstance(recipe.model, Init) else None
-    beginning = None if init is None else read_beginning(init)
-    model = recipe.model if beginning is None else beginning.loaded.network.description
-    assert isinstance(model, Model)
+    beginning = read_beginning(init) if init is not None and begun is None else None
+    if init is not None and begun is not None:
+        model, tokenizers = read_description(begun), read_tokenizers(begun)
+    else:
+        model = beginning.loaded.network.description if beginning else cast(Model, recipe.model)
     name = recipe.plain.get("model", {}).get("name", "transformer") if init is None else init.init
-    sentinels = bool(beginning.tokenizers[0].sentinels if beginning else recipe.text.tokenizer.sentinels)
+    tokenizers = beginning.tokenizers if beginning else tokenizers
+    sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)
     problem = (recipe.text.problem or default_problem(model, corpus, sentinels, name)).named(corpus)
-    require_shape(model, problem, name)
-    if beginning is not None:
-        tokenizers = beginning.tokenizers
+    require_shape(model, problem, name, where="model.name" if init is None else "model.init")
     tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, problem.wording(corpus), cache)
     pool = None if init is None else init.pool
     return Material(recipe, corpus, valid, problem, tokenizers, cache, answering(model, problem, pool), beginning)
@@ -143,7 +143,7 @@ def prepare(
     # A run keeps the tokenizers it began with, also when its text is new; a file that was named is read again.
     known = None if then is None else filled(TokenizerKind, then["text"]["tokenizer"]["recipe"])
     kept = known == to_plain(kind) and not isinstance(kind, Saved)
-    material = read_material(recipe, read_tokenizers(folder) if kept else None)
+    material = read_material(recipe, read_tokenizers(folder) if kept else None, folder if found else None)
     if recipe.train.batch_tokens == "fit":
         if then is not None:
             recipe = with_batch(recipe, then["train"]["batch_tokens"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.errors import InputError
+from regard.judge.check import check
 from regard.learn.loop import Run
 from regard.learn.parallel import World
 from regard.learn.progress import Quiet
@@ -172,3 +174,34 @@ def test_a_run_that_began_with_another_can_be_resumed(folder: Path, tmp_path: Pa
 def test_what_cannot_be_learnt_is_refused(folder: Path, tmp_path: Path, model: str, text: str, said: str):
     with pytest.raises(InputError, match=said):
         train(write(folder, model, text), tmp_path / "out")
+
+
+def test_a_head_that_said_something_else_is_not_kept(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["labels of pairs"]), tmp_path / "eight")
+    init = f'init = "{tmp_path / "eight"}"'
+    text = LABELLED.replace(CHARACTERS, "")
+    for problem in ('problem = "labels"', 'problem = { kind = "labels", names = ["late", "early"] }'):
+        (tmp_path / problem[:12]).mkdir(exist_ok=True)
+        network = learner(write(folder, init, text + problem), tmp_path / problem[:12]).network
+        old = dict(read_folder(tmp_path / "eight", torch.device("cpu")).network.named_parameters())
+        new = dict(network.named_parameters())
+        assert new["readout.out.weight"].shape == (2, 16)
+        assert not torch.equal(new["readout.out.weight"], old["readout.out.weight"][:2])
+        assert torch.equal(new["readout.inner.weight"], old["readout.inner.weight"])
+    plain = PLAIN.replace(CHARACTERS, "") + 'problem = "masked"'
+    with pytest.raises(InputError, match=r"says names, not words \(model.init\)"):
+        train(write(folder, init, plain), tmp_path / "words")
+
+
+def test_a_resume_does_not_need_what_the_run_began_with(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["both ways"]), tmp_path / "before")
+    text = LABELLED.replace(CHARACTERS, "") + 'problem = "labels"'
+    recipe = write(folder, f'init = "{tmp_path / "before"}"\npool = "mean"', text)
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    shutil.rmtree(tmp_path / "before")
+    model = train(recipe, tmp_path / "parts")
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+    assert {finding.verdict for finding in check(model)} <= {"holds", "skipped", "noted"}
+    assert model.look("abc def").source_tokens[0] == "<s>"

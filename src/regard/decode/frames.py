@@ -34,7 +34,7 @@ def readings(
     for places in by_length(lengths):
         inputs = inputs_of(network, tokenizer, [[side[place] for place in places] for side in sides])
         if table is not None:
-            inputs["ids"] = torch.from_numpy(table[inputs["ids"].cpu().numpy()]).to(inputs["ids"].device)
+            inputs["ids"] = _looked_up(table, inputs["ids"])
         elif network.description.embed.letters:
             words = [tokenizer.words(texts[place]) for place in places]
             inputs["ids"] = torch.from_numpy(spell_texts(words, network.description.embed.letters)[0])
@@ -47,6 +47,16 @@ def _spellings(network: Network, tokenizer: Tokenizer) -> Characters | None:
     if not letters or tokenizer.vocabulary <= len(SPECIALS):
         return None
     return np.asarray(spellings(tokenizer, letters=letters))
+
+
+def as_read(network: Network, tokenizer: Tokenizer, ids: Tensor) -> Tensor:
+    """BT -> what the network reads of these tokens: their numbers, or BTC, the letters of each."""
+    table = _spellings(network, tokenizer) if ids.dim() == 2 else None
+    return ids if table is None else _looked_up(table, ids)
+
+
+def _looked_up(table: Characters, ids: Tensor) -> Tensor:
+    return torch.from_numpy(table[ids.cpu().numpy()]).to(ids.device)
 
 
 def inputs_of(network: Network, tokenizer: Tokenizer, sides: Sequence[Tokens]) -> dict[str, Tensor]:

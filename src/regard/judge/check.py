@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.api import LoadedModel
+from regard.decode.frames import as_read
 from regard.errors import DamagedFile, InputError
 from regard.judge.laws import LAWS, LEAST
 from regard.judge.probe import Probe, gap
@@ -123,7 +124,8 @@ def _side(model: LoadedModel, side: str, rows: list[list[int]]) -> dict[str, Ten
 
 
 def _probe(model: LoadedModel, inputs: dict[str, Tensor]) -> Probe:
-    moved = {name: tensor.to(model.device) for name, tensor in inputs.items()}
+    read = {**inputs, "ids": as_read(model.network, model.tokenizer, inputs["ids"])}
+    moved = {name: tensor.to(model.device) for name, tensor in read.items()}
     return Probe(model.network, moved, model.target_tokenizer.end)
 
 

@@ -25,6 +25,7 @@ from regard.text.masking import Masked
 from regard.text.problem import NextToken, Translation
 from regard.text.samples import Samples
 from regard.text.spans import Spans
+from regard.text.spelled import as_letters
 
 _BATCH_TOKENS = 8192
 _UNBOUNDED = 1 << 30
@@ -138,7 +139,8 @@ def plot_by_length(evaluation: Evaluation, path: Path) -> None:
 
 def _measured(model: LoadedModel, corpus: Corpus, problem: Translation | Masked | Spans | BothWays) -> Evaluation:
     """The loss of a corpus."""
-    samples = problem.samples(corpus, (model.tokenizer, model.target_tokenizer))
+    plain = problem.samples(corpus, (model.tokenizer, model.target_tokenizer))
+    samples = as_letters(plain, model.tokenizer, model.description.embed.letters)
     total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
     return _lost(total, tokens, samples)
 

@@ -68,9 +68,10 @@ def right(probe: Probe, side: str = "") -> float:
     """Other tokens where there is padding, and more padding."""
     ids, seen = probe.inputs[f"{side}ids"], probe.inputs[f"{side}padding"]
     more = room(probe.network, _MORE, ids.shape[1])
-    junk = torch.where(seen, ids, probe.other(ids, side))
+    real = seen if ids.dim() == 2 else seen[..., None]
+    junk = torch.where(real, ids, probe.other(ids, side))
     wider = {
-        f"{side}ids": torch.cat([junk, ids.new_ones(len(ids), more)], dim=1),
+        f"{side}ids": torch.cat([junk, ids.new_ones(len(ids), more, *ids.shape[2:])], dim=1),
         f"{side}padding": torch.cat([seen, seen.new_zeros(len(ids), more)], dim=1),
     }
     found = probe.read(**wider)[:, : probe.ids.shape[1]]
@@ -83,7 +84,7 @@ def left(probe: Probe) -> float:
     for side in probe.sides:
         ids, seen = probe.inputs[f"{side}ids"], probe.inputs[f"{side}padding"]
         free = (~seen).sum(dim=1).tolist()
-        moved[f"{side}ids"] = torch.stack([row.roll(n) for row, n in zip(ids, free)])
+        moved[f"{side}ids"] = torch.stack([row.roll(n, 0) for row, n in zip(ids, free)])
         moved[f"{side}padding"] = seen.flip(1)
     found = probe.read(**moved)
     return gap(found[probe.padding.flip(1)], probe.read()[probe.padding])

@@ -62,8 +62,8 @@ class Probe:
 
     def other(self, ids: Tensor, side: str = "") -> Tensor:
         """The same shape, another token in every slot."""
-        own = self.network.source_vocabulary if side else None
-        return (ids + 1) % (own or self.network.vocabulary)
+        embed = self.network.source_embed if side else self.network.embed
+        return (ids + 1) % embed.table.num_embeddings
 
 
 def gap(found: Tensor, expected: Tensor) -> float:

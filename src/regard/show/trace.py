@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from regard.decode.frames import row_of
+from regard.decode.frames import as_read, row_of
 from regard.errors import InputError
 from regard.models.model import Network
 from regard.parts.contract import Record
@@ -98,6 +98,7 @@ def trace(
         ids = [target_tokenizer.begin, *said]
         said = [*said, target_tokenizer.end]
     with torch.inference_mode():
-        network.states(torch.tensor([ids], device=device), source_ids=source_ids, record=record)
+        read = as_read(network, tokenizer, torch.tensor([ids], device=device))
+        network.states(read, source_ids=source_ids, record=record)
     weights = {name: record.matrix(name)[0].cpu() for name in record.rows}
     return Seen(tokenizer.token_texts(source), target_tokenizer.token_texts(said), weights, aligners)

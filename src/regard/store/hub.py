@@ -23,12 +23,13 @@ from regard.store.files import json_bytes, read_json, read_shapes, read_tensors,
 from regard.store.gpt2 import GPT2
 from regard.store.loaded import INDEX, LONGEST_TEXT, WEIGHTS, Loaded, fill, refuse_pickles, require_finite, root_of
 from regard.store.marian import MARIAN
+from regard.store.numbered import numbered
 from regard.store.sentences import is_sentence_folder, read_longest_text, read_sentence_readout, write_sentence_files
 from regard.store.settings import GENERATION, Settings
 from regard.store.speaking import published_generation, read_generation
 from regard.store.t5 import T5
 from regard.store.table import Claim, claims, compare, require_same
-from regard.store.words import Frame, Tokenizers, read_published, write_published
+from regard.store.words import Frame, Tokenizers, has_tokenizer, read_published, write_published
 from regard.version import __version__
 
 FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT)
@@ -231,8 +232,12 @@ def _words(folder: Path, network: Network, generation: Mapping[str, Any]) -> Tok
     both = speaks and network.encoder is not None
     start = generation.get("decoder_start_token_id", generation.get("pad_token_id")) if both else None
     ends = generation.get("eos_token_id") if speaks else None
-    made = read_published(folder, start=start, end=ends[0] if isinstance(ends, list) else ends)
+    end = ends[0] if isinstance(ends, list) else ends
     known = network.source_vocabulary or network.vocabulary, network.vocabulary
+    if not has_tokenizer(folder):
+        first, second = (numbered(folder, size, generation, start=start, end=end) for size in known)
+        return first, None if network.source_vocabulary is None else second
+    made = read_published(folder, start=start, end=end)
     for tokenizer, size in zip((made[0], made[1] or made[0]), known):
         if tokenizer.vocabulary > size:
             raise catalogue.FOREIGN_TOKENIZER(path=folder, found=tokenizer.vocabulary, known=size)

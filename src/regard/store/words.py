@@ -37,6 +37,14 @@ Frame = Literal["both", "end", "opening"]
 """What stands around a text: begin and end, the end alone, or what opens a prompt."""
 
 
+_FILES = ("tokenizer.json", "spiece.model", "source.spm", "merges.txt", "vocab.json", "vocab.txt", "tokenizer.model")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds any file of a tokenizer."""
+    return any((folder / name).exists() for name in _FILES)
+
+
 def read_published(folder: Path, *, start: int | None = None, end: int | None = None) -> Tokenizers:
     """The tokenizers of a published folder; `start` and `end` are what its decoder begins and ends with, if it says."""
     settings = _settings(folder)

@@ -128,6 +128,11 @@ class SpelledSamples:
         return self.of.where(indices)
 
 
+def as_letters(samples: Samples, tokenizer: Tokenizer, letters: int, cache: Cache | None = None) -> Samples:
+    """Samples with so many letters of each token in place of its number; none: as they are."""
+    return SpelledSamples(samples, spellings(tokenizer, cache, letters)) if letters else samples
+
+
 def _written(words: Sequence[bytes] | Sequence[Sequence[int]], letters: int) -> Characters:
     """Rows of characters between the marks of a word, padded."""
     if letters < 3:

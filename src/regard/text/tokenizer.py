@@ -217,6 +217,8 @@ class Tokenizer:
         grown.add_tokens([tokenizers.AddedToken(word, single_word=True) for word in words])
         found = Tokenizer(grown, roles=self.roles)
         for word in words:
+            if self._tokenizer.token_to_id(word) is not None:
+                raise InputError(f'this tokenizer knows "{word}" already (model.words). Leave it out.')
             spelled = found.decode(found.encode(word))
             if len(found.encode(word)) != 1 or spelled not in (word, self.decode(self.encode(word))):
                 raise InputError(f'this tokenizer cannot take "{word}" as a word (model.words). Leave it out.')
