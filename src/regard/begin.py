@@ -160,12 +160,6 @@ def require_shape(model: Model, problem: Problem, name: str, *, where: str = "mo
         )
 
 
-def build(model: Model, tokenizers: Tokenizers) -> Network:
-    """The network over the tokenizers' vocabularies."""
-    first, second = tokenizers
-    return model.build(first.vocabulary) if second is None else model.build(second.vocabulary, first.vocabulary)
-
-
 def _word_tables(network: Network) -> list[Tensor]:
     """The tensors that have a row for each word."""
     named = network.named_parameters()

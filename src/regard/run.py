@@ -13,7 +13,7 @@ import torch
 
 from regard import catalogue
 from regard.api import LoadedModel, load
-from regard.begin import Beginning, answering, build, default_problem, read_beginning, require_shape
+from regard.begin import Beginning, answering, default_problem, read_beginning, require_shape
 from regard.decode.ability import verbs
 from regard.decode.generate import require_room
 from regard.decode.look import cross_heads
@@ -82,6 +82,7 @@ class Material:
     tokenizers: tuple[Tokenizer, Tokenizer | None]
     cache: Cache
     model: Model
+    vocabularies: tuple[int, int | None]  # the target's, and the source's where it has its own
     beginning: Beginning | None = None
 
     @cached_property
@@ -99,7 +100,7 @@ class Material:
         """The model before it has learnt anything, the same each time."""
         torch.manual_seed(self.recipe.train.seed)
         begun = self.beginning
-        network = build(self.model, self.tokenizers) if begun is None else begun.network(self.model)
+        network = self.model.build(*self.vocabularies) if begun is None else begun.network(self.model)
         require_room(network, int(self.samples.lengths.max()), "a row of the text (text.problem)")
         return network
 
@@ -114,8 +115,9 @@ def read_material(
     valid = recipe.text.read("valid", cache)
     init = recipe.model if isinstance(recipe.model, Init) else None
     beginning = read_beginning(init) if init is not None and begun is None else None
+    vocabularies = None
     if init is not None and begun is not None:
-        model, tokenizers = read_description(begun), read_tokenizers(begun)
+        (model, vocabularies), tokenizers = read_description(begun), read_tokenizers(begun)
     else:
         model = beginning.loaded.network.description if beginning else cast(Model, recipe.model)
     name = recipe.plain.get("model", {}).get("name", "transformer") if init is None else init.init
@@ -124,8 +126,15 @@ def read_material(
     problem = (recipe.text.problem or default_problem(model, corpus, sentinels, name)).named(corpus)
     require_shape(model, problem, name, where="model.name" if init is None else "model.init")
     tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, problem.wording(corpus), cache)
-    pool = None if init is None else init.pool
-    return Material(recipe, corpus, valid, problem, tokenizers, cache, answering(model, problem, pool), beginning)
+    model = answering(model, problem, None if init is None else init.pool)
+    vocabularies = vocabularies or vocabularies_of(tokenizers)
+    return Material(recipe, corpus, valid, problem, tokenizers, cache, model, vocabularies, beginning)
+
+
+def vocabularies_of(tokenizers: tuple[Tokenizer, Tokenizer | None]) -> tuple[int, int | None]:
+    """How many tokens are said, and how many are read where they are others."""
+    first, second = tokenizers
+    return (first.vocabulary, None) if second is None else (second.vocabulary, first.vocabulary)
 
 
 def prepare(

@@ -18,7 +18,7 @@ from regard.learn.progress import Quiet
 from regard.learn.trainer import Trainer
 from regard.recipe import read_recipe
 from regard.run import prepare, train
-from regard.store.folder import read_folder
+from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
 
 SMALL = "width = 16\ndepth = 2\nheads = 2\ninner = 24\n"
 BERT = f'name = "bert"\n{SMALL}longest = 40\n'
@@ -205,3 +205,20 @@ def test_a_resume_does_not_need_what_the_run_began_with(folder: Path, tmp_path: 
     assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
     assert {finding.verdict for finding in check(model)} <= {"holds", "skipped", "noted"}
     assert model.look("abc def").source_tokens[0] == "<s>"
+
+
+def test_a_resume_keeps_rows_that_no_token_has(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["masked words"]), tmp_path / "before")
+    found = read_folder(tmp_path / "before", torch.device("cpu"))
+    (tmp_path / "roomy").mkdir()
+    roomy = found.network.description.build(found.network.vocabulary + 7)
+    write_description(tmp_path / "roomy", roomy, found.tokenizers, task="fill", generation={})
+    write_weights(tmp_path / "roomy", unique_tensors(roomy))
+    text = PROBLEMS["masked words"][1].replace(CHARACTERS, "")
+    recipe = write(folder, f'init = "{tmp_path / "roomy"}"\nwords = ["hgf"]', text)
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    train(recipe, tmp_path / "parts")
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert whole["embed.table.weight"].shape[0] == found.network.vocabulary + 7
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)

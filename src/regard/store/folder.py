@@ -105,9 +105,9 @@ def read_folder(folder: Path, device: torch.device) -> Loaded:
     return Loaded(network.to(device).eval(), tokenizers, config, generation)
 
 
-def read_description(folder: Path) -> Model:
-    """What the model of a folder of ours is, whether it has weights yet or not."""
-    return _described(folder, read_json(folder / "config.json"))[0]
+def read_description(folder: Path) -> tuple[Model, tuple[int, int | None]]:
+    """What the model of a folder of ours is, and its vocabularies, whether it has weights yet or not."""
+    return _described(folder, read_json(folder / "config.json"))
 
 
 def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, int | None]]:
