@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from regard.describe import kind_of
 from regard.errors import InputError
 from regard.models.model import Model, Network, Readout
 from regard.models.pooled import NEXT_SENTENCE, First, Label, Last, Number, Pool, Tags, Vector
-from regard.models.readout import BothWays as BothWaysReadout
 from regard.parts.feedforward import Activation
 from regard.parts.mix import Mix
 from regard.recipe import Init
@@ -102,7 +102,7 @@ def default_problem(model: Model, corpus: Corpus, sentinels: bool, name: str) ->
             f'{corpus.names[0]} has one side, which "{name}" does not learn (model.name). Try model.name = "gpt2", or '
             "learn spans: text.tokenizer.sentinels = 100."
         )
-    return BothWays() if isinstance(model.readout, BothWaysReadout) else Masked()
+    return BothWays() if model.readout.sides == BothWays.sides else Masked()
 
 
 def answering(model: Model, problem: Problem, pool: Pool | None = None) -> Model:
@@ -127,44 +127,31 @@ def answering(model: Model, problem: Problem, pool: Pool | None = None) -> Model
             return replace(model, aside=replace(aside, weight=problem.share * problem.length))
         case _:
             return replace(model, aside=None)
-    mix = Mix() if isinstance(model.readout, BothWaysReadout) else model.mix
+    mix = Mix() if model.readout.sides > 1 else model.mix
     decoder = model.decoder if model.encoder is None else None
     return replace(model, decoder=decoder, readout=readout, aside=None, mix=mix)
 
 
 def require_shape(model: Model, problem: Problem, name: str, *, where: str = "model.name") -> None:
     """Refuse a problem that a model of this shape cannot learn."""
-    shape = (model.encoder is not None, model.decoder is not None)
-    fitting = {
-        Translation: ((True, True), "transformer"),
-        Spans: ((True, True), "t5"),
-        NextToken: ((False, True), "gpt2"),
-        Masked: ((True, False), "bert"),
-        BothWays: ((True, False), "elmo"),
-    }
-    wanted, other = fitting.get(type(problem), (shape, name))
-    if type(problem) in fitting and model.readout.says != "words":
+    if problem.stacks is None:
+        return
+    if model.readout.says != "words":
         raise InputError(
             f'"{name}" says {model.readout.says}, not words ({where}). Begin with a model that says words, or choose '
             "another text.problem."
         )
-    both = isinstance(problem, BothWays) == isinstance(model.readout, BothWaysReadout)
-    if shape != wanted or (shape == (True, False) and wanted == shape and type(problem) in fitting and not both):
-        raise InputError(
-            f'"{name}" does not learn this text as {_spaced(type(problem).__name__)} ({where}). '
-            + (
-                f'Try model.name = "{other}", or another text.problem.'
-                if where == "model.name"
-                else f"Begin with a {other}, or choose another text.problem."
-            )
-        )
+    if (
+        model.encoder is not None,
+        model.decoder is not None,
+    ) == problem.stacks and model.readout.sides == problem.sides:
+        return
+    kind = kind_of(type(problem)).replace("_", " ")
+    other = f'Try model.name = "{problem.like}"' if where == "model.name" else f"Begin with a {problem.like}"
+    raise InputError(f'"{name}" does not learn this text as {kind} ({where}). {other}, or choose another text.problem.')
 
 
 def _word_tables(network: Network) -> list[Tensor]:
     """The tensors that have a row for each word."""
     named = network.named_parameters()
     return [tensor for name, tensor in named if name.endswith(("embed.table.weight", "words.weight", "words.bias"))]
-
-
-def _spaced(name: str) -> str:
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()

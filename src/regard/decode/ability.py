@@ -15,7 +15,7 @@ def verbs(model: Model, tokenizer: Tokenizer) -> tuple[str, ...]:
         return "classify", "embed"
     if model.decoder is None:
         # Who says each token from its two sides has never seen a mask.
-        return ("fill", "score", "embed") if getattr(model.readout, "sides", 1) == 1 else ("embed",)
+        return ("fill", "score", "embed") if model.readout.sides == 1 else ("embed",)
     if model.encoder is None:
         return "generate", "score", "embed"
     return ("translate", "score", "embed", *(("fill",) if tokenizer.sentinels else ()))

@@ -95,6 +95,7 @@ class Label:
     tied: ClassVar[bool] = False
     says: ClassVar[Says] = "names"
     tokenwise: ClassVar[bool] = False
+    sides: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _require_names(self.names)
@@ -133,6 +134,7 @@ class Number:
     tied: ClassVar[bool] = False
     says: ClassVar[Says] = "numbers"
     tokenwise: ClassVar[bool] = False
+    sides: ClassVar[int] = 1
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> NumberReadout:
         """The module that reads states of this width."""
@@ -167,6 +169,7 @@ class Tags:
     tied: ClassVar[bool] = False
     says: ClassVar[Says] = "names"
     tokenwise: ClassVar[bool] = True
+    sides: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         _require_names(self.names)
@@ -211,6 +214,7 @@ class Vector:
     tied: ClassVar[bool] = False
     says: ClassVar[Says] = "vectors"
     tokenwise: ClassVar[bool] = False
+    sides: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ class BothWays(Objective):
     """Say the token that follows and the one before, in pieces of at most `length` tokens."""
 
     length: int = 128
+    stacks: ClassVar[tuple[bool, bool] | None] = (True, False)
+    sides: ClassVar[int] = 2
+    like: ClassVar[str] = "elmo"
 
     def __post_init__(self) -> None:
         require_room("length", self.length, 3)

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class Masked(Objective):
     share: float = 0.15
     whole_words: bool = False
     next_sentence: bool = False
+    stacks: ClassVar[tuple[bool, bool] | None] = (True, False)
+    like: ClassVar[str] = "bert"
 
     def __post_init__(self) -> None:
         require_room("length", self.length, 6)

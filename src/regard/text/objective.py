@@ -21,6 +21,9 @@ Tokenizers = tuple[Tokenizer, Tokenizer | None]
 class Objective:
     """A problem, as far as all are alike."""
 
+    stacks: ClassVar[tuple[bool, bool] | None] = None  # whether an encoder and a decoder are needed; None: either
+    sides: ClassVar[int] = 1  # of each token from which it is to be said
+    like: ClassVar[str] = ""  # a model that is made for it
     aligned: ClassVar[bool] = False  # whether a pair's sides say the same, so that one that is shifted shows
 
     def named(self, corpus: Corpus) -> Self:

@@ -34,6 +34,8 @@ class Translation(Objective):
     longest: int = 256
     prefix: str = ""  # before every source: what is to be done with it
     aligned: ClassVar[bool] = True
+    stacks: ClassVar[tuple[bool, bool] | None] = (True, True)
+    like: ClassVar[str] = "transformer"
 
     def __post_init__(self) -> None:
         require_room("longest", self.longest)
@@ -104,6 +106,8 @@ class NextToken(Objective):
     """Say what comes next; documents are packed one after the other into rows of `length` tokens."""
 
     length: int = 256
+    stacks: ClassVar[tuple[bool, bool] | None] = (False, True)
+    like: ClassVar[str] = "gpt2"
 
     def __post_init__(self) -> None:
         require_room("length", self.length)

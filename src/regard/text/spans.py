@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ class Spans(Objective):
     length: int = 256
     share: float = 0.15
     mean: float = 3.0
+    stacks: ClassVar[tuple[bool, bool] | None] = (True, True)
+    like: ClassVar[str] = "t5"
 
     def __post_init__(self) -> None:
         require_room("length", self.length, 4)
