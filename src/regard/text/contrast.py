@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from regard.errors import InputError
 from regard.text.batch import IGNORE, Batch
 from regard.text.cache import Cache, Columns
 from regard.text.corpus import Corpus
-from regard.text.encode import Rows, encode_texts
+from regard.text.encode import encode_texts
 from regard.text.frame import Frame, padding_of, unframed
 from regard.text.objective import Objective, Tokenizers, require_no_dropout, require_room
 from regard.text.order import Indices
-from regard.text.usable import AnsweredSamples, Limit, answers_of, find_usable
+from regard.text.usable import FramedSamples, Limit, answers_of, find_usable
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Contrast(Objective):
             longer = np.maximum(first.lengths[kept], second.lengths[kept]).astype(np.int32)
             columns.append("lengths", np.stack([longer, longer], axis=1))
 
-        limit = Limit(self.longest, apart=True)
+        limit = Limit(self.longest)
         usable = find_usable(
             corpus, list(zip(texts, (first, second))), tokenizer, limit, cache, ["contrast"], more
         )  # fmt: skip
@@ -56,21 +54,8 @@ class Contrast(Objective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ContrastSamples(AnsweredSamples):
+class ContrastSamples(FramedSamples):
     """Pairs of texts, of which a batch has all the first and then all the second."""
-
-    sides: tuple[Rows, Rows]
-    frame: Frame
-
-    @property
-    def lengths(self) -> NDArray[Any]:
-        """Pairs by sides."""
-        return self.usable.columns["lengths"]
-
-    @property
-    def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every text."""
-        return tuple(side.lengths for side in self.sides)
 
     def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
         """Some of the pairs, two rows each; the target of a first text is the row of the second."""

@@ -16,12 +16,12 @@ from regard.errors import InputError, suggest
 from regard.text.batch import IGNORE, Batch
 from regard.text.cache import Cache, Columns
 from regard.text.corpus import Corpus
-from regard.text.encode import Rows, encode_texts
+from regard.text.encode import encode_texts
 from regard.text.frame import Frame, padding_of, unframed
 from regard.text.objective import Objective, Tokenizers, require_no_dropout, require_room
 from regard.text.order import Indices
 from regard.text.texts import halves
-from regard.text.usable import AnsweredSamples, Limit, answers_of, find_usable
+from regard.text.usable import FramedSamples, Limit, answers_of, find_usable
 
 _MOST_NAMES = 1000
 _FEW_NAMES = 20
@@ -82,26 +82,13 @@ class Scores(Objective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TextSamples(AnsweredSamples):
+class TextSamples(FramedSamples):
     """Texts or pairs of texts, each with one answer."""
-
-    sides: tuple[Rows, ...]
-    frame: Frame
 
     @property
     def pairs(self) -> bool:
         """Whether each sample is two texts."""
         return len(self.sides) > 1
-
-    @property
-    def lengths(self) -> NDArray[Any]:
-        """Texts by one side."""
-        return self.usable.columns["lengths"]
-
-    @property
-    def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every text."""
-        return tuple(side.lengths for side in self.sides)
 
     def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
         """Some of the texts, with an answer each: B."""
@@ -129,7 +116,7 @@ def _samples(
         columns.append("lengths", (bare + frame.around(len(sides))).astype(np.int32))
         columns.append("answers", _answers(corpus, kept, answer))
 
-    usable = find_usable(corpus, list(zip(texts, sides)), tokenizer, Limit(longest), cache, said, more)
+    usable = find_usable(corpus, list(zip(texts, sides)), tokenizer, Limit(longest, frame), cache, said, more)
     return TextSamples(usable=usable, sides=sides, frame=frame)
 
 

@@ -14,6 +14,7 @@ from regard.errors import InputError
 from regard.text.cache import Cache, Columns
 from regard.text.corpus import Corpus
 from regard.text.encode import Rows
+from regard.text.frame import Frame
 from regard.text.objective import bad, blank, require_some
 from regard.text.order import Indices, Share
 from regard.text.samples import LeftOut
@@ -70,18 +71,36 @@ class AnsweredSamples:
         return self.usable.corpus.where(self.usable.kept[np.asarray(indices, dtype=np.int64)])
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FramedSamples(AnsweredSamples):
+    """Texts, or pairs of texts, with answers, that stand in a frame."""
+
+    sides: tuple[Rows, ...]
+    frame: Frame
+
+    @property
+    def lengths(self) -> NDArray[Any]:
+        """The tokens of each sample as they stand in a batch."""
+        return self.usable.columns["lengths"]
+
+    @property
+    def text_lengths(self) -> tuple[NDArray[Any], ...]:
+        """The tokens of every text."""
+        return tuple(side.lengths for side in self.sides)
+
+
 @dataclass(frozen=True, eq=False)
 class Limit:
-    """How long texts may be: all that stand in a row together, or each alone."""
+    """How long texts may be: all that stand in a frame together, or, without one, each alone."""
 
     longest: int
-    apart: bool = False
+    frame: Frame | None = None
 
     def exceeded(self, lengths: NDArray[Any]) -> NDArray[np.bool_]:
         """Which rows are too long, given the tokens of each text, begin and end included."""
-        # Behind the first text of a row there is no begin.
-        found = lengths.max(1) if self.apart else lengths.sum(1) - (lengths.shape[1] - 1)
-        return np.asarray(found > self.longest)
+        if self.frame is None:
+            return np.asarray(lengths.max(1) > self.longest)
+        return np.asarray((lengths - 2).sum(1) + self.frame.around(lengths.shape[1]) > self.longest)
 
 
 def answers_of(corpus: Corpus) -> Sequence[str]:
@@ -113,7 +132,11 @@ def find_usable(
         return {"reasons": left_out.reasons, "bytes": int(sizes_of(corpus.sources)[kept].sum())}
 
     answers_of(corpus)
-    key = [corpus.digest, corpus.joined, tokenizer.digest, limit.longest, limit.apart, said] if cache.root else None
+    key = (
+        [corpus.digest, corpus.joined, tokenizer.digest, limit.longest, limit.frame is None, said]
+        if cache.root
+        else None
+    )
     table = cache.table("answers", key, make)
     left_out = LeftOut(table.columns["left"], table.columns["reason"], tuple(table.facts["reasons"]))
     kept = table.columns["kept"]
