@@ -1,4 +1,4 @@
-"""The command line: `python -m bench train|recurrent|decode`, from the project's folder; `--help` lists the options."""
+"""The command line: `python -m bench ROW`, from the project's folder; `--help` lists rows and options."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from regard.models.model import Model, Network
 _JOEY = "pip install --no-deps -r bench/joey.txt"
 REMEDIES = {
     "transformers": "pip install -e '.[bench]'",
+    **dict.fromkeys(("reformer_pytorch", "local_attention"), "pip install --no-deps -r bench/reformer.txt"),
     **dict.fromkeys(("joeynmt", "importlib_metadata", "zipp", "sentencepiece", "subword_nmt"), _JOEY),
 }
 """What is missing, and what installs it."""
@@ -128,11 +129,43 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     return f"Decoding, {text.name}{early}", table(found.result, "sentences/s", remarks), facts
 
 
+def long_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Long texts: title, tables, facts."""
+    from bench import long
+    from bench.reformers import Case
+
+    whose = long.contestants(chosen.who)
+    chosen.peers = long.peers(whose)
+    shape = {name: getattr(chosen, name) for name in ("width", "depth", "heads", "window", "rounds", "seed")}
+    base = Case("", 0, **shape, threads=chosen.threads or os.cpu_count() or 1)
+    limits = long.Limits(60 * chosen.minutes, int(chosen.gib * long.GIB))
+    found = long.measure_all(
+        base, whose, chosen.lengths, chosen.depths, chosen.depth_length, chosen.repeat, limits, long.Kept(chosen.keep)
+    )
+    if chosen.plot is not None:
+        long.plot(found.steps, whose, chosen.plot)
+    return f"Long texts, {base.rounds} rounds", found.tables(whose), long.facts(base, chosen.repeat, limits)
+
+
+def duplication_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """The duplication task: title, table, facts."""
+    from bench import duplication
+
+    names = duplication.Task.__dataclass_fields__
+    task = duplication.Task(**{name: getattr(chosen, name) for name in names})
+    if chosen.keep is not None:
+        chosen.keep.mkdir(parents=True, exist_ok=True)
+    found = duplication.measure(
+        task, chosen.learning, chosen.asking, chosen.keep, lambda line: print(line, file=sys.stderr)
+    )
+    return f"Duplication, {task.length} tokens", duplication.table(found), duplication.facts(task)
+
+
 def report(title: str, table: str, facts: dict[str, str], chosen: argparse.Namespace, threads: int) -> None:
     """Print the row, and keep it if asked to."""
     from bench.results import RESULTS, replace_section, section, surroundings
 
-    new = section(title, table, {**facts, **surroundings(threads, chosen.seed, chosen.peer)})
+    new = section(title, table, {**facts, **surroundings(threads, chosen.seed, chosen.peers)})
     print(new)
     if chosen.write:
         RESULTS.write_text(replace_section(RESULTS.read_text() if RESULTS.exists() else "", new))
@@ -159,7 +192,7 @@ def in_words(network: Network) -> str:
 
 def command(words: list[str]) -> str:
     """What was typed, folders by their last name only."""
-    folder = re.compile(r"(--data|--model)[ =](\S+)")
+    folder = re.compile(r"(--data|--model|--keep|--plot)[ =](\S+)")
     return (
         f"`python -m bench {folder.sub(lambda found: f'{found[1]} {Path(found[2]).resolve().name}', ' '.join(words))}`"
     )
@@ -173,15 +206,15 @@ def arguments() -> argparse.ArgumentParser:
     train = rows.add_parser(
         "train", parents=[transformer], help="tokens/s against a plain loop around transformers' Marian"
     )
-    train.set_defaults(run=train_row, peer="transformers")
+    train.set_defaults(run=train_row, peers=("transformers",))
     train.add_argument("--steps", type=int, default=10, help="of each block")
     recurrent = rows.add_parser(
         "recurrent", parents=[sizes(depth=2)], help="tokens/s against Joey NMT, with recurrence and attention"
     )
-    recurrent.set_defaults(run=recurrent_row, peer="joeynmt")
+    recurrent.set_defaults(run=recurrent_row, peers=("joeynmt",))
     recurrent.add_argument("--steps", type=int, default=10, help="of each block")
     decode = rows.add_parser("decode", parents=[transformer], help="sentences/s against transformers' generate")
-    decode.set_defaults(run=decode_row, peer="transformers")
+    decode.set_defaults(run=decode_row, peers=("transformers",))
     decode.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
     decode.add_argument("--steps", type=int, default=300, help="of that training")
     decode.add_argument("--sentences", type=int, default=1000, help="of each block")
@@ -190,7 +223,44 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--max-tokens", type=int, default=128, help="of an answer")
     decode.add_argument("--early", action="store_true", help="the peer stops at as many answers as beams")
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
+    add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
+    add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
     return parser
+
+
+def add_duplication(row: argparse.ArgumentParser) -> None:
+    """The options of the duplication task."""
+    from bench.duplication import Task
+
+    row.set_defaults(run=duplication_row, peers=())
+    for name, field in Task.__dataclass_fields__.items():
+        row.add_argument(f"--{name}", type=type(field.default), default=field.default)
+    row.add_argument(
+        "--learning", type=size_list, default=[0, 4, 2, 1], help="rounds to learn with; 0 is full attention"
+    )
+    row.add_argument("--asking", type=size_list, default=[0, 8, 4, 2, 1], help="rounds to be asked with")
+    row.add_argument("--keep", type=Path, help="folder of models; a run that is interrupted goes on from them")
+    row.add_argument("--threads", type=int)
+    row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
+
+
+def add_long(row: argparse.ArgumentParser) -> None:
+    """The options of the row on long texts."""
+    row.set_defaults(run=long_row)
+    row.add_argument("--lengths", type=size_list, default=[4**power for power in range(5, 11)], help="1024,4096")
+    row.add_argument("--depths", type=size_list, default=[3, 6, 12], help="of the table by depth, at --depth-length")
+    row.add_argument("--depth-length", type=int, default=16_384, help="tokens of the table by depth")
+    row.add_argument("--who", action="append", help="only these contestants; say it once for each")
+    row.add_argument("--repeat", type=int, default=3, help="how often all work; medians are shown")
+    for name, default in {"width": 256, "depth": 6, "heads": 4, "window": 64, "rounds": 2}.items():
+        row.add_argument(f"--{name}", type=int, default=default)
+    row.add_argument("--minutes", type=float, default=10.0, help="that a measurement may take")
+    row.add_argument("--gib", type=float, default=20.0, help="of memory that it may hold")
+    row.add_argument("--keep", type=Path, help="file of what was measured; a run that is interrupted goes on from it")
+    row.add_argument("--plot", type=Path, help="write time and memory by length as a picture")
+    row.add_argument("--threads", type=int, help="of all (default: all cores)")
+    row.add_argument("--seed", type=int, default=1)
+    row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 
 
 def sizes(**defaults: int) -> argparse.ArgumentParser:

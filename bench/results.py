@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -36,12 +36,12 @@ def replace_section(text: str, new: str) -> str:
     return "\n".join(part.strip("\n") + "\n" for part in [head, *kept])
 
 
-def surroundings(threads: int, seed: int, peer: str) -> dict[str, str]:
+def surroundings(threads: int, seed: int, peers: Sequence[str]) -> dict[str, str]:
     """Where, when and with what it was measured."""
     return {
         "seed": str(seed),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, "
-        f"{peer} {version(peer)}, regard {__version__}",
+        f"{''.join(f'{peer} {version(peer)}, ' for peer in peers)}regard {__version__}",
         "machine": f"{processor()}, cores: {os.cpu_count()}, threads: {threads}",
         "date": date.today().isoformat(),
     }

@@ -11,8 +11,12 @@ import pytest
 
 from regard.cli import app
 from regard.learn.settings import Training
+from regard.models import zoo
+from regard.parts.lsh import Ranks
 from regard.recipe import read_recipe
+from regard.text.vocabulary import Byte
 from tests.learn.runs import regard, write_recipe
+from tests.small import kept, small
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,10 +26,11 @@ def blocks(path: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", path.read_text(), flags=re.DOTALL)
 
 
-def test_the_python_of_the_page_on_parts_runs():
+@pytest.mark.parametrize("page", ["parts.md", "critic.md"])
+def test_the_python_of_the_pages_on_parts_runs(page: str):
     names: dict[str, object] = {}
-    for block in blocks(ROOT / "docs" / "parts.md", "python"):
-        exec(compile(block, "parts.md", "exec"), names)
+    for block in blocks(ROOT / "docs" / page, "python"):
+        exec(compile(block, page, "exec"), names)
     assert names["network"]
 
 
@@ -42,6 +47,24 @@ def test_the_python_of_the_readme_and_the_tutorial_runs(tmp_path: Path, monkeypa
     assert (tmp_path / "page.html").exists()
 
 
+def test_the_python_of_the_page_on_long_texts_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    book = tmp_path / "book.txt"
+    book.write_text("It was the best of times, it was the worst of times.\n" * 40)
+    # A small model that has learnt nothing stands for the recipe's.
+    model = small(zoo.reformer(32, 2, 2, buckets=8, see=Ranks(16)), (Byte().train([book.read_text()]),))
+    kept(tmp_path / "runs" / "reformer", model)
+    names: dict[str, object] = {}
+    for block in blocks(ROOT / "docs" / "long.md", "python"):
+        exec(compile(block, "long.md", "exec"), names)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Share of the 64 weightiest keys' mass that is seen, by rounds (2,001 tokens;")
+    assert lines[2].startswith("decoder.1.self  mean ")
+    assert lines[-1].startswith("decoder.1.self 0.")
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_every_command_in_the_documents_exists(path: Path):
     verbs = {command.callback.__name__: command.callback for command in app.registered_commands if command.callback}
@@ -51,7 +74,9 @@ def test_every_command_in_the_documents_exists(path: Path):
             for word, following in pairwise(words):
                 assert word != "regard" or following in verbs, line
                 if word == "--set":
-                    read_recipe("dates", [following])
+                    named = words[words.index("train") + 1] if "train" in words else ""
+                    shipped = (ROOT / "src" / "regard" / "recipes" / f"{named}.toml").is_file()
+                    read_recipe(named if shipped else "dates", [following])
 
 
 def test_every_setting_of_a_run_is_documented():

@@ -169,5 +169,6 @@ def test_a_setting_that_is_right_is_not_blamed(table: dict[str, object], said: s
 
 def test_only_models_are_offered_as_models():
     assert set(zoo_functions()) == {
-        "seq2seq", "bahdanau", "luong", "transformer", "gpt2", "bert", "t5", "elmo",
+        "seq2seq", "bahdanau", "luong", "transformer", "gpt2", "bert", "t5", "elmo", "reformer", "lstm_lm",
+        "sha_rnn",
     }  # fmt: skip

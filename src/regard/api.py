@@ -23,6 +23,7 @@ from regard.decode.vectors import Layer, TokenVectors, Vectors, embed, embed_tok
 from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
+from regard.show.microscope import Microscope, microscope
 from regard.show.trace import Seen, trace
 from regard.store.folder import Loaded, read_folder
 from regard.store.loaded import LONGEST_TEXT
@@ -271,6 +272,12 @@ class LoadedModel:
         if self.network.encoder is not None and self.network.decoder is not None and target is None:
             target = self.translate(text)
         return trace(self.network, self.tokenizer, self.target_tokenizer, text, target, self.aligners)
+
+    def microscope(self, text: str, target: str | None = None, *, top: int = 64) -> Microscope:
+        """How much of the `top` weightiest keys' mass hashing catches, per layer, head and number of rounds (LSH)."""
+        if self.network.encoder is not None and self.network.decoder is not None and target is None:
+            target = self.translate(text)
+        return microscope(self.network, (self.tokenizer, self.target_tokenizer), text, target, top=top)
 
     def _require(self, verb: str) -> None:
         require_verb(self.description, self.tokenizer, verb)

@@ -13,8 +13,10 @@ from regard.describe import kind_of
 from regard.errors import InputError
 from regard.models.model import Model, Network, Readout
 from regard.models.pooled import NEXT_SENTENCE, First, Label, Last, Number, Pool, Tags, Vector
+from regard.parts.embed import Embed
 from regard.parts.feedforward import Activation
 from regard.parts.mix import Mix
+from regard.parts.position import Axial, Learned
 from regard.recipe import Init
 from regard.store.folder import Loaded, read_folder
 from regard.text.bothways import BothWays
@@ -28,6 +30,8 @@ from regard.text.tagging import Tagging
 from regard.text.tokenizer import Tokenizer
 
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
+
+_PLACES = ("embed.position.weight", "embed.position.rows")  # what has a row for each position, or for some
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,12 @@ class Beginning:
         first, second = self.loaded.tokenizers
         return first.extended(self.init.words) if self.init.words else first, second
 
+    @cached_property
+    def model(self) -> Model:
+        """What the model is, with as many positions as it is to have."""
+        model, longest = self.loaded.network.description, self.init.longest
+        return model if longest is None else _grown(model, longest)
+
     def network(self, model: Model) -> Network:
         """A network that begins with the weights this one has learnt, wherever it has the same parts."""
         old, (tokenizer, second) = self.loaded.network, self.tokenizers
@@ -57,12 +67,29 @@ class Beginning:
             for name, parameter in network.named_parameters():
                 if name in known and (known[name].shape == parameter.shape or id(parameter) in tables):
                     parameter[: len(known[name])] = known[name]
+                elif name in known and name.endswith(_PLACES) and known[name].shape[1:] == parameter.shape[1:]:
+                    # A new place begins as the mean of the old ones.
+                    parameter[: len(known[name])] = known[name]
+                    parameter[len(known[name]) :] = known[name].mean(dim=0)
             for word in self.init.words:
                 # A new word begins as the mean of the tokens it was cut into before.
                 number, parts = tokenizer.encode(word)[0], self.loaded.tokenizers[0].encode(word)
                 for table in _word_tables(network):
                     table[number] = table[parts].mean(dim=0)
         return network
+
+
+def _grown(model: Model, longest: int) -> Model:
+    """The model with positions for so many tokens."""
+    match model.embed:
+        case Embed(position=Learned() | Axial() as position) as embed:
+            if longest >= position.longest:
+                return replace(model, embed=replace(embed, position=position.grown(longest)))
+            raise InputError(
+                f"longest = {longest:,} is less than the {position.longest:,} tokens that this model reads already "
+                "(model.longest). Use more, or leave it out."
+            )
+    raise InputError("this model has no learnt positions that could grow (model.longest). Leave it out.")
 
 
 def _kept(name: str, old: Model, new: Model) -> bool:

@@ -249,12 +249,12 @@ CONFIG_AND_WEIGHTS = Fault(
 UNKNOWN_ARCHITECTURE = Fault(
     "A folder holds a model of another kind",
     "model_type {found!r} is not supported ({folder}/config.json).",
-    "regard reads its own folders and those of GPT-2, BERT, RoBERTa, DistilBERT, T5 and Marian.",
+    "regard reads its own folders and those of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian and Reformer.",
 )
 REMOTE_CODE = Fault(
     "A model brings its own code",
     "this model asks for its own Python code (auto_map in {folder}/config.json); regard never runs downloaded code.",
-    "Name a folder of GPT-2, BERT, RoBERTa, DistilBERT, T5 or Marian.",
+    "Name a folder of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian or Reformer.",
     DamagedFile,
 )
 OUTSIDE = Fault(

@@ -35,6 +35,7 @@ class Init:
     init: str  # a folder
     pool: Pool | None = None  # how a text's states become one, where the text as a whole is answered for
     words: tuple[str, ...] = ()  # added to the vocabulary
+    longest: int | None = None  # how many tokens it is to read at once, if more than before
 
     def __post_init__(self) -> None:
         if len(set(self.words)) < len(self.words) or not all(word.strip() == word != "" for word in self.words):

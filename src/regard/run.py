@@ -102,6 +102,7 @@ class Material:
         begun = self.beginning
         network = self.model.build(*self.vocabularies) if begun is None else begun.network(self.model)
         require_room(network, int(self.samples.lengths.max()), "a row of the text (text.problem)")
+        require_room(network, self.problem.reach, "where rows may stand (text.problem.shift)")
         return network
 
 
@@ -119,7 +120,7 @@ def read_material(
     if init is not None and begun is not None:
         (model, vocabularies), tokenizers = read_description(begun), read_tokenizers(begun)
     else:
-        model = beginning.loaded.network.description if beginning else cast(Model, recipe.model)
+        model = beginning.model if beginning else cast(Model, recipe.model)
     name = recipe.plain.get("model", {}).get("name", "transformer") if init is None else init.init
     tokenizers = beginning.tokenizers if beginning else tokenizers
     sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from regard.decode import search as module
 from regard.decode.choose import Options
 from regard.decode.pool import Hypothesis
 from regard.decode.search import search
@@ -261,3 +262,25 @@ def test_a_coverage_penalty_ranks_by_what_was_attended_to():
 def test_options_out_of_range_are_refused_by_name(bad: dict):
     with pytest.raises(InputError, match=next(iter(bad))):
         Options(**bad)
+
+
+@pytest.mark.parametrize("name", ["sha-rnn", "lstm-lm", "gpt2, rotary"])
+@pytest.mark.parametrize("options", [Options(), Options(beam=3)], ids=["greedy", "beam"])
+def test_long_prompts_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch, name: str, options: Options):
+    network, lengths = build(name), []
+    generator = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in (30, 23, 41)]
+    at_once = search(network, prompts, options, end=END, limits=[6] * 3)
+    decode = network.decode
+
+    def listening(ids: torch.Tensor, *given: object):
+        lengths.append(ids.shape[1])
+        return decode(ids, *given)
+
+    monkeypatch.setattr(network, "decode", listening)
+    monkeypatch.setattr(module, "_PIECE", 5)
+    found = search(network, prompts, options, end=END, limits=[6] * 3)
+    assert [[one.tokens for one in answers] for answers in found] == [
+        [one.tokens for one in answers] for answers in at_once
+    ]
+    assert lengths[:6] == ([5, 5, 5, 5, 21, 1] if network.description.endless else [41, 1, 1, 1, 1, 1])

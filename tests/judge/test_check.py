@@ -29,6 +29,7 @@ from regard.models.model import Model
 from regard.models.readout import VocabularyReadout
 from regard.parts import attention
 from regard.parts.contract import Context, Record, select
+from regard.parts.lsh import Chunks, Ranks
 from regard.parts.position import Learned, RelativeBias
 from regard.store.folder import unique_tensors, write_description, write_weights
 from regard.text.vocabulary import Byte, Character
@@ -63,6 +64,35 @@ def test_every_law_holds_or_is_skipped_for_a_reason(description: Model):
     skipped = {law for law, finding in by_law.items() if finding.verdict == "skipped"}
     assert skipped == {law.name for law in LAWS if law.lacks(description)}
     assert not {finding.verdict for finding in by_law.values()} - {"holds", "skipped", "noted"}
+
+
+def test_what_hashing_catches_is_noted_a_line_a_layer():
+    by_law = found(small(zoo.reformer(16, 2, 2, attention=("lsh",), see=Ranks(8), buckets=8)))
+    lines = [finding for law, finding in by_law.items() if law.startswith("what hashing catches")]
+    assert [finding.law.split()[-1] for finding in lines] == ["decoder.0.self", "decoder.1.self"]
+    assert all(finding.verdict == "noted" and "[2]: " in finding.detail for finding in lines)
+    assert not {finding.verdict for finding in by_law.values()} - {"holds", "skipped", "noted"}
+
+
+def test_published_chunks_drift_and_are_told_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    model = small(zoo.reformer(16, 1, 2, attention=("lsh",), see=Chunks(8), buckets=8))
+    write_description(tmp_path, model.network, (model.tokenizer, None), task="", generation={})
+    write_weights(tmp_path, unique_tensors(model.network))
+    assert run(["check", str(tmp_path)]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    verdicts = {line[9:].partition("  ")[0]: line.split()[0] for line in lines}
+    assert verdicts["the future does not change the past"] == "drifts"
+    assert verdicts["looking changes nothing"] == "holds"
+    assert "drift as published chunks do" in last
+    future = next(line for line in lines if "the future does not change the past" in line)
+    assert float(future.partition("largest difference ")[2].split()[0]) > 1e-3
+
+
+def test_a_law_that_chunks_have_no_part_in_is_broken_with_them_too(monkeypatch: Patch):
+    model = small(zoo.reformer(16, 1, 2, attention=("lsh",), see=Chunks(8), buckets=8))
+    numbers = replace(LAWS[0], off=lambda probe: 1.0)
+    monkeypatch.setattr(module, "LAWS", (numbers,))
+    assert broken(model) == {numbers.name}
 
 
 def test_a_model_without_a_decoder_skips_what_needs_one():

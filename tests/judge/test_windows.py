@@ -11,7 +11,7 @@ import torch
 from regard.errors import InputError
 from regard.judge import windows as module
 from regard.judge.evaluate import evaluate
-from regard.judge.windows import Window, document_losses
+from regard.judge.windows import Whole, Window, document_losses, way
 from regard.models import zoo
 from regard.parts.position import Learned, Rotary
 from regard.text.corpus import Corpus
@@ -98,3 +98,32 @@ def test_progress_tells_of_every_document_once():
     done: list[int] = []
     evaluate(reader(Learned(6)), CORPUS, progress=done.append)
     assert sum(done) == len(CORPUS)
+
+
+ENDLESS = {"sha-rnn": zoo.sha_rnn(16, 2, window=7), "lstm": zoo.lstm_lm(16, 2)}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.parametrize("piece", [1, 4, 256])
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_a_model_that_remembers_reads_every_document_once(monkeypatch, name: str, piece: int, rows: int):
+    model = small(ENDLESS[name], (BYTES,))
+    monkeypatch.setattr(module, "_BATCH_TOKENS", rows * piece)
+    monkeypatch.setattr(module, "way", lambda model: Whole(piece))
+    done: list[int] = []
+    losses, tokens = document_losses(model, CORPUS)
+    expected = [sum(defined(model, text, 100, 1)) if text else 0.0 for text in CORPUS.sources]
+    assert losses.tolist() == pytest.approx(expected, rel=1e-5)
+    monkeypatch.undo()
+    found = evaluate(model, CORPUS, progress=done.append)
+    assert found.loss * found.tokens == pytest.approx(sum(expected), rel=1e-5)
+    assert (found.tokens, sum(done)) == (tokens, len(CORPUS))
+
+
+def test_a_window_that_is_asked_for_is_used_whatever_the_model():
+    model = small(ENDLESS["lstm"], (BYTES,))
+    assert way(model) == Whole()
+    found = evaluate(model, CORPUS, window=8, stride=4)
+    total = sum(sum(defined(model, text, 8, 4)) for text in CORPUS.sources if text)
+    assert found.loss * found.tokens == pytest.approx(total, rel=1e-5)
+    assert found.loss != pytest.approx(evaluate(model, CORPUS).loss, rel=1e-4)

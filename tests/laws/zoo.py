@@ -16,9 +16,10 @@ from regard.parts.cell import GRU, LSTM, RNN
 from regard.parts.embed import Embed
 from regard.parts.feedforward import FeedForward
 from regard.parts.join import PreNorm, Replace, RMSNorm
+from regard.parts.meeting import Ranks
 from regard.parts.mix import Mix
 from regard.parts.pattern import LocalM, LocalP, Look, Window
-from regard.parts.position import Concatenated, Learned, RelativeBias, Rotary, Sinusoid
+from regard.parts.position import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.parts.recurrent import Averaged
 from regard.parts.reversible import Reversible
 from regard.parts.score import Additive, Dot, General, ReducedRank, Uniform
@@ -60,6 +61,8 @@ TRANSLATORS: dict[str, Model] = {
     "general score": zoo.transformer(**SMALL, score=General()),
     "reduced rank score": zoo.transformer(**SMALL, score=ReducedRank(3)),
     "reversible": zoo.transformer(**SMALL, join=Reversible(slice_length=5)),
+    "reversible, side by side": zoo.transformer(**SMALL, join=Reversible(answer="beside")),
+    "reformer, translating": zoo.reformer(**SMALL, shape="both", see=Ranks(2), buckets=4),
     "reversible, relative bias": zoo.transformer(**SMALL, join=Reversible(), position=RelativeBias(8, 20)),
     "local-m in a transformer": transformer_seeing(LocalM(3)),
     "local-p in a transformer": transformer_seeing(LocalP(3)),
@@ -90,8 +93,19 @@ LANGUAGE_MODELS: dict[str, Model] = {
     "gpt2, relative bias": zoo.gpt2(**SMALL, position=RelativeBias(8, 20)),
     "gpt2, rotary": zoo.gpt2(**SMALL, position=Rotary()),
     "gpt2, reversible": zoo.gpt2(**SMALL, join=Reversible()),
+    "gpt2, axial, side by side": zoo.gpt2(
+        **SMALL, join=Reversible(answer="beside"), position=Axial((20, 7)), tied=False
+    ),
     "gpt2, additive": zoo.gpt2(**SMALL, score=Additive(7), position=None),
     "windowed": windowed(),
+    "reformer": zoo.reformer(**SMALL, see=Ranks(3), buckets=4, rounds=1, attention=("lsh",), position=Axial((9, 20))),
+    "reformer, several rounds": zoo.reformer(**SMALL, see=Ranks(2), buckets=(4, 2), rounds=3, position=Sinusoid()),
+    "reformer, full, pre-norm": zoo.reformer(**SMALL, attention=("full", "local"), join=PreNorm(), tied=False),
+    "sha-rnn": zoo.sha_rnn(WIDTH, 2, window=6, dropout=0.1),
+    "sha-rnn, wide window": zoo.sha_rnn(WIDTH, 2, heads=3, inner=WIDTH, attention=(0,), dropout=0.1, tied=False),
+    "sha-rnn, two heads everywhere": zoo.sha_rnn(WIDTH, 3, heads=2, attention="all", window=1, dropout=0.1),
+    "lstm-lm": zoo.lstm_lm(WIDTH, 2, dropout=0.1),
+    "lstm-lm, replacing": zoo.lstm_lm(WIDTH, 2, join=Replace(), dropout=0.1, tied=False),
 }
 READERS: dict[str, Model] = {  # language models that say something else than words
     "gpt2, label": replace(zoo.gpt2(**SMALL), readout=Label(NAMES, Last(), inner=None)),
@@ -102,6 +116,7 @@ ENCODERS: dict[str, Model] = {
     "bert, next sentence": zoo.bert(**SMALL, longest=64, next_sentence=True),
     "bert, rotary, pre-norm": zoo.bert(**SMALL, position=Rotary(), join=PreNorm()),
     "bert, reversible, relative bias": zoo.bert(**SMALL, position=RelativeBias(8, 20), join=Reversible()),
+    "reformer, reading": zoo.reformer(**SMALL, shape="encoder", see=Ranks(2), buckets=4, position=Sinusoid()),
     "elmo, words": zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=None),
     "elmo, words, mixed": replace(
         zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=0.3), readout=Label(NAMES, Mean()), mix=Mix(normed=True)

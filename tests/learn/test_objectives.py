@@ -24,6 +24,7 @@ SMALL = "width = 16\ndepth = 2\nheads = 2\ninner = 24\n"
 BERT = f'name = "bert"\n{SMALL}longest = 40\n'
 GPT2 = f'name = "gpt2"\n{SMALL}'
 T5 = f'name = "t5"\n{SMALL}'
+SHA = 'name = "sha_rnn"\nwidth = 16\ndepth = 2\nwindow = 30\n'
 SPELLED = 'embed = { kind = "spelled", filters = [[1, 8], [2, 8]], letters = 8 }\n'
 ELMO = f'name = "elmo"\nwidth = 16\ninner = 24\nclip = "none"\n{SPELLED}'
 CHARACTERS = 'tokenizer = { kind = "character", sentinels = 16 }\n'
@@ -35,6 +36,7 @@ PAIRED = 'train = "pairs.tsv"\nvalid = "pairs.tsv"\nfields = ["1", "2", "3"]\n' 
 PROBLEMS = {
     "masked words": (BERT, PLAIN + 'problem = { kind = "masked", length = 24 }'),
     "next sentence": (BERT, PLAIN + 'problem = { kind = "masked", length = 24, next_sentence = true }'),
+    "a stream": (SHA, PLAIN + 'problem = { kind = "stream", length = 24, rows = 7 }'),
     "both ways": (ELMO, PLAIN.replace(CHARACTERS, WORDS) + 'problem = { kind = "both_ways", length = 24 }'),
     "labels, spelled": (ELMO, LABELLED.replace(CHARACTERS, WORDS) + 'problem = "labels"'),
     "spans": (T5, PLAIN + 'problem = { kind = "spans", length = 24 }'),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from regard.describe import from_plain, to_plain, to_toml
 from regard.errors import CannotResume, InputError
-from regard.learn.optimizer import Adafactor, AdamW, Constant, Group, Learnt, Muon, Optimizer, Optimizers, learnt
+from regard.learn.optimizer import Adafactor, AdamW, Constant, Group, Lamb, Learnt, Muon, Optimizer, Optimizers, learnt
 from regard.learn.settings import Training
 from regard.models import zoo
 from regard.models.model import Model
@@ -25,7 +26,7 @@ from tests.laws.zoo import MODELS, SMALL, VOCABULARY
 from tests.learn.runs import write_recipe
 from tests.learn.test_trainer import trainer
 
-OPTIMIZERS: dict[str, Optimizer] = {"adam_w": AdamW(), "adafactor": Adafactor(), "muon": Muon()}
+OPTIMIZERS: dict[str, Optimizer] = {"adam_w": AdamW(), "adafactor": Adafactor(), "muon": Muon(), "lamb": Lamb()}
 
 
 def built(description: Model, optimizer: Optimizer, **settings: object) -> list[dict[str, object]]:
@@ -39,7 +40,7 @@ def values(groups: list[dict[str, object]], key: str) -> dict[str, object]:
     return {name: group[key] for group in groups for name in group["param_names"]}
 
 
-@pytest.mark.parametrize(("name", "rate"), [("adam_w", 1e-2), ("adafactor", 5e-2), ("muon", 1e-2)])
+@pytest.mark.parametrize(("name", "rate"), [("adam_w", 1e-2), ("adafactor", 5e-2), ("muon", 1e-2), ("lamb", 2e-2)])
 def test_every_optimizer_learns(name: str, rate: float):
     learner = trainer(zoo.transformer(16, 1, 2), batch_tokens=500, rate=rate, smoothing=0.0, schedule=Constant(5),
                       optimizer=OPTIMIZERS[name])  # fmt: skip
@@ -110,6 +111,38 @@ def test_an_update_of_muon_is_as_large_as_one_of_adam():
         weight.grad = torch.randn(shape)
         Optimizers(Muon().build([Learnt("weight", weight, True, 1.0, None)])).step(0.01)
         assert 0.2 * 0.01 * 0.6 < weight.detach().square().mean().sqrt() < 0.2 * 0.01 * 1.3
+
+
+@pytest.mark.parametrize("least_trust", [0.0, 0.25, 2.0])
+def test_lamb_takes_the_steps_of_its_paper(least_trust: float):
+    """Two weights, two steps, by hand: Adam's update with decay, times the larger of the trusts."""
+    start, gradients, rate, decay, epsilon = (3.0, 4.0), ((1.0, -2.0), (0.5, 1.0)), 0.1, 0.1, 1e-6
+    x, m, v = list(start), [0.0, 0.0], [0.0, 0.0]
+    for step, g in enumerate(gradients, start=1):
+        m = [0.9 * a + 0.1 * b for a, b in zip(m, g)]
+        v = [0.99 * a + 0.01 * b * b for a, b in zip(v, g)]
+        even = [(a / (1 - 0.9**step)) / ((b / (1 - 0.99**step)) ** 0.5 + epsilon) for a, b in zip(m, v)]
+        update = [u + decay * a for u, a in zip(even, x)]
+        trust = max(least_trust, math.hypot(*x) / math.hypot(*update))
+        x = [a - rate * trust * u for a, u in zip(x, update)]
+    weight = nn.Parameter(torch.tensor([start]))
+    optimizers = Optimizers(Lamb(least_trust, AdamW((0.9, 0.99), epsilon, decay)).build(
+        [Learnt("weight", weight, True, 1.0, None)]))  # fmt: skip
+    for g in gradients:
+        weight.grad = torch.tensor([g])
+        optimizers.step(rate)
+    torch.testing.assert_close(weight.detach()[0], torch.tensor(x), rtol=1e-5, atol=1e-6)
+
+
+def test_with_lamb_weights_that_are_zero_move_as_far_as_adam_moves_them():
+    weight = nn.Parameter(torch.zeros(4))
+    weight.grad = torch.tensor([1.0, -2.0, 3.0, 0.0])
+    Optimizers(Lamb().build([Learnt("weight", weight, False, 1.0, None)])).step(0.1)
+    torch.testing.assert_close(weight.detach(), torch.tensor([-0.1, 0.1, -0.1, 0.0]), rtol=1e-4, atol=1e-6)
+    small = nn.Parameter(torch.full((4,), 1e-3))
+    small.grad = torch.ones(4)
+    Optimizers(Lamb(adam=AdamW(decay=0.0)).build([Learnt("small", small, False, 1.0, None)])).step(0.1)
+    torch.testing.assert_close(small.detach(), torch.full((4,), 1e-3 - 0.25 * 0.1), rtol=1e-4, atol=1e-6)
 
 
 def test_a_layer_further_down_learns_more_slowly():
@@ -255,6 +288,8 @@ def test_what_is_remembered_is_put_back_by_name(kind: str):
         ("optimizer = { kind = 'adafactor', threshold = 0.5 }", "threshold at 1 or more"),
         ("optimizer = { kind = 'adafactor', power = 0 }", "power and epsilon must be above 0"),
         ("optimizer = { kind = 'adam_w', decay = inf }", "decay at 0 or more"),
+        ("optimizer = { kind = 'lamb', least_trust = -1 }", "least_trust must be 0 or more, got -1"),
+        ("optimizer = 'lamb'\nparallel = 'shard'", r"whole weights only \(.*train\.parallel\)"),
         ("optimizer = 'moun'", 'Did you mean "muon"'),
         ("optimizer = 'adafactor'\nparallel = 'shard'", r"whole weights only \(.*train\.parallel\)"),
         ("layer_decay = 0", r"layer_decay must be above 0 and at most 1, got 0\.0"),

@@ -18,6 +18,7 @@ from regard.learn.settings import Training
 from regard.learn.trainer import Trainer
 from regard.models import zoo
 from regard.models.model import Model
+from regard.parts.meeting import Ranks
 from regard.parts.reversible import Reversible
 from regard.store.checkpoint import steps_found
 from regard.text.corpus import Corpus
@@ -50,9 +51,9 @@ sys.exit(run(sys.argv[4:]))
 COMPANY = """
 import json, sys, torch
 from regard.learn.parallel import joined
-from tests.learn.test_parallel import CASES, losses
+from tests.learn.test_parallel import CASES, DRAWN, losses
 with joined(torch.device("cpu"), 60) as world:
-    found = {name: losses(name, world=world) for name in CASES}
+    found = {name: losses(name, world=world) for name in CASES | DRAWN}
     if world.first:
         print(json.dumps(found))
 """
@@ -150,10 +151,18 @@ CASES: dict[str, tuple[Model, dict[str, object]]] = {
         zoo.transformer(16, 2, 2, dropout=0.0, join=Reversible()), {"batch_tokens": 100, "parallel": "shard"},
     ),
 }  # fmt: skip
+# Where something is drawn while learning, a part draws the same whoever takes it.
+DRAWN: dict[str, tuple[Model, dict[str, object]]] = {
+    "reversible with dropout": (zoo.gpt2(16, 2, 2, dropout=0.2, join=Reversible()), {"batch_tokens": 100}),
+    "reformer": (zoo.reformer(16, 2, 2, see=Ranks(2), buckets=4, dropout=0.2), {"batch_tokens": 100}),
+    "reformer, translating": (
+        zoo.reformer(16, 2, 2, shape="both", see=Ranks(2), buckets=4, dropout=0.2), {"batch_tokens": 100},
+    ),
+}  # fmt: skip
 
 
 def losses(name: str, world: object = None, **changes: object) -> list[float]:
-    description, settings = CASES[name]
+    description, settings = (CASES | DRAWN)[name]
     trained = learner(description, world, rate=1e-2, **{**settings, **changes})
     found = [trained.advance().loss for _ in range(8)]
     weights = trained.best_guess()
@@ -178,6 +187,12 @@ def test_two_processes_learn_what_one_does(company, name: str):
 def test_three_processes_go_on_as_if_they_had_never_stopped():
     code, _, err = ended(launched([*TORCHRUN[:-1], "3", "--no-python", sys.executable, "-c", TRIO]))
     assert code == 0, err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(DRAWN))
+def test_what_a_part_draws_does_not_depend_on_who_takes_it(company, name: str):
+    assert company[name] == pytest.approx(losses(name, accumulate=2), rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow

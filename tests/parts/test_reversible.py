@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from regard.decode.vectors import embed
+from regard.models import zoo
 from regard.models.model import Network
-from regard.parts.reversible import InTurn
-from tests.laws.zoo import VOCABULARY, build
+from regard.models.pooled import Mean, Vector
+from regard.models.readout import Vocabulary
+from regard.parts.contract import Context
+from regard.parts.reversible import InTurn, Reversible
+from regard.text.vocabulary import Character
+from tests.laws.zoo import SMALL, VOCABULARY, WIDTH, build
 
-NAMES = ["reversible", "reversible, relative bias", "gpt2, reversible"]
+NAMES = [
+    "reversible",
+    "reversible, relative bias",
+    "gpt2, reversible",
+    "reversible, side by side",
+    "gpt2, axial, side by side",
+    "reformer",
+    "reformer, several rounds",
+    "reformer, translating",
+]
 
 
 def gradients(network: Network, seed: int) -> tuple[float, dict[str, Tensor]]:
@@ -38,7 +56,7 @@ def test_gradients_equal_those_of_a_stack_that_keeps_everything(name: str, train
         pair = (x, x)
         for number, layer in enumerate(self.layers):
             pair, _ = layer(pair, context.under(str(number)), None, None)
-        return (pair[0] + pair[1]) * 0.5, None
+        return self.answer(*pair), None
 
     if training:  # slices draw their dropout piece by piece; a plain run draws it at once
         for module in network.modules():
@@ -51,6 +69,36 @@ def test_gradients_equal_those_of_a_stack_that_keeps_everything(name: str, train
     assert found.keys() == plain.keys()
     for key, gradient in plain.items():
         assert (found[key] - gradient).norm() <= 1e-5 * gradient.norm().clamp_min(1e-3), key
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_streams_side_by_side_are_normed_and_read_together(side: str):
+    name = {"encoder": "bert", "decoder": "gpt2"}[side]
+    model = replace(getattr(zoo, name)(**SMALL), readout=Vocabulary(tied=False))
+    stack = replace(getattr(model, side), join=Reversible(answer="beside"))
+    network = replace(model, **{side: stack}).build(VOCABULARY).eval()
+    built = getattr(network, side)
+    assert built.closing.weight.shape == (2 * WIDTH,)
+    assert network.readout.words.weight.shape == (VOCABULARY, 2 * WIDTH)
+    ids, every = torch.randint(3, VOCABULARY, (2, 5)), []
+    states = network.states(ids, every=every)
+    x = network.embed(ids, Context())
+    pair = (x, x)
+    for layer in built.wiring.layers:
+        pair, _ = layer(pair, Context(), None, None)
+    assert torch.equal(states, built.closing(torch.cat(pair, dim=-1)))
+    assert [tuple(one.shape) for one in every] == 3 * [(2, 5, 2 * WIDTH)]
+    tied = replace(model, **{side: stack}, readout=Vocabulary()).build(VOCABULARY)
+    assert tied.readout.project.weight.shape == (WIDTH, 2 * WIDTH)
+
+
+def test_vectors_of_texts_are_as_wide_as_what_is_read_out():
+    model = replace(zoo.bert(**SMALL), readout=Vector(Mean()))
+    model = replace(model, encoder=replace(model.encoder, join=Reversible(answer="beside")))
+    assert model.vector_width == 2 * WIDTH
+    tokenizer = Character().train(["abc"])
+    vectors = embed(model.build(tokenizer.vocabulary).eval(), tokenizer, ["ab", "c"])
+    assert vectors.shape == (2, 2 * WIDTH)
 
 
 def test_the_source_and_the_bias_get_their_gradients():
@@ -68,3 +116,19 @@ def test_going_backward_twice_is_refused():
     loss.backward(retain_graph=True)
     with pytest.raises((AssertionError, RuntimeError), match=r"once|second time"):
         loss.backward()
+
+
+@pytest.mark.parametrize("name", ["gpt2, reversible", "reformer", "reformer, translating"])
+def test_a_step_leaves_nothing_behind(name: str):
+    def alive() -> int:
+        gradients(network, seed=1)
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    network = build(name).train()
+    gc.collect()
+    gc.disable()  # which would find some of it, much later
+    try:
+        alive()
+        assert alive() == alive()
+    finally:
+        gc.enable()

@@ -271,3 +271,16 @@ def test_files_that_are_not_what_they_are_called_are_refused_in_one_line(tmp_pat
         path.write_bytes(content[: chance.randrange(len(content))] if number % 3 == 0 else content)
         said = refused(tmp_path / str(number))
         assert "\n" not in said
+
+
+@pytest.mark.parametrize("settings", [{}, {"byte_fallback": True}])
+def test_joined_pairs_are_read_as_the_reformer_reads_them(tmp_path: Path, settings: dict[str, bool]):
+    size = 620 if settings.get("byte_fallback") else 320
+    spm(tmp_path / "spiece.model", size, model_type="bpe", character_coverage=0.98, **settings)
+    ours, _ = read_published(tmp_path, end=2)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    assert ours.vocabulary == len(theirs)
+    for text in [*LINES[:6], "", " ", "  two  spaces ", "ﬁ ½ Ａ", "aaaaaaa"]:
+        assert ours.encode(text) == theirs.encode(text), text
+    assert (ours.end, ours.pad, ours.unknown, ours.sentinels) == (2, 2, 0, [])
+    assert ours.decode(ours.encode("The early bird")) == "The early bird"

@@ -166,7 +166,8 @@ def check(
             "Do not rely on it; try --device cpu, and report it if that is no better."
         )
     if not as_json:
-        typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped).")
+        drift = f", {counts['drifts']} drift as published chunks do" if counts["drifts"] else ""
+        typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped{drift}).")
 
 
 def _say(found: Evaluation | AnswerEvaluation | Comparison, as_json: bool) -> None:

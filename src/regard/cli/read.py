@@ -87,7 +87,7 @@ def embed(
         raise InputError("vectors are no text for a terminal (regard embed). Write > vectors.npy, or say --json.")
     loaded = load_model(model, device, threads)
     chosen = _layer(layer)
-    whole = [np.zeros((0, loaded.description.width), dtype=np.float32)]
+    whole = [np.zeros((0, loaded.description.vector_width), dtype=np.float32)]
     names: list[str] = []
     starts = [0]
     for rows in _chunks(as_json):

@@ -17,6 +17,8 @@ from regard.decode.pool import NOTHING, Hypothesis, Pool
 from regard.models.model import Network
 from regard.parts.contract import Context, Memory, Record, Source, map_rows, select
 
+_PIECE = 1024  # tokens of a long prompt that are read at once
+
 
 def search(
     network: Network,
@@ -130,8 +132,13 @@ class _Rows:
         """-> RN: the log-probabilities of the next token of every row, under the options' rules."""
         record = None if self.coverage is None else Record(lambda name: name.endswith("cross"))
         self.context = replace(self.context, record=record)
+        ahead = self.ahead() if self.made == 0 else 0
         states, self.memory = self.network.decode(self.last, self.context, self.memory)
-        at = self.lengths - 1 if self.made == 0 else torch.zeros(len(states), dtype=torch.long, device=self.device)
+        at = (
+            self.lengths - 1 - ahead
+            if self.made == 0
+            else torch.zeros(len(states), dtype=torch.long, device=self.device)
+        )
         logits = self.network.readout(states[torch.arange(len(states), device=self.device), at]).float()
         if record is not None and self.coverage is not None:
             weights = torch.stack([record.matrix(name).mean(dim=1) for name in record.rows]).mean(dim=0)
@@ -145,6 +152,17 @@ class _Rows:
             found = self.ruled(logits.log_softmax(dim=-1), history)
             return found.log_softmax(dim=-1) if self.options.renormalised else found
         return self.ruled(logits, history).log_softmax(dim=-1)
+
+    def ahead(self) -> int:
+        """Read long prompts piece by piece, where that takes less memory, up to their last; -> how many tokens."""
+        pieces = (int(self.lengths.min()) - 1) // _PIECE if self.network.description.endless else 0
+        for start in range(0, pieces * _PIECE, _PIECE):
+            context = replace(self.context, padding=None, start=start)
+            _, self.memory = self.network.decode(self.last[:, start : start + _PIECE], context, self.memory)
+        read, padding = pieces * _PIECE, self.context.padding
+        self.last = self.last[:, read:]
+        self.context = replace(self.context, start=read, padding=None if padding is None else padding[:, read:])
+        return read
 
     def ruled(self, logits: Tensor, history: Tensor) -> Tensor:
         """RN under the options' rules."""

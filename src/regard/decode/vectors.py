@@ -47,7 +47,7 @@ def embed(
     """
     if pool is not None and pool not in POOLS:
         raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, POOLS)}')
-    found = np.zeros((len(texts), network.description.width), dtype=np.float32)
+    found = np.zeros((len(texts), network.description.vector_width), dtype=np.float32)
     encoded = _encoded(network, tokenizer, texts, longest)
     for places, states, padding in _states(network, tokenizer, texts, encoded, layer, progress):
         if pool is None and network.description.readout.says == "vectors":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -15,8 +15,9 @@ from torch import Tensor
 from regard.api import LoadedModel
 from regard.decode.frames import as_read
 from regard.errors import DamagedFile, InputError
-from regard.judge.laws import LAWS, LEAST
+from regard.judge.laws import LAWS, LEAST, steady
 from regard.judge.probe import Probe, gap
+from regard.show.microscope import hashing_layers, magnified
 from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
 from regard.text.tokenizer import Tokenizer
 
@@ -34,7 +35,7 @@ _ROWS = 4  # in a probe
 _LONGEST = 80  # tokens of a row, enough for memory to grow twice
 _SHORTEST = 12  # slots of a row, however short its text
 
-Verdict = Literal["holds", "BROKEN", "skipped", "noted"]
+Verdict = Literal["holds", "BROKEN", "drifts", "skipped", "noted"]
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,13 @@ def check(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: int =
         with torch.inference_mode():
             found = [off for probe in probes if (off := law.off(probe)) is not None]
         if found:
-            yield judged(law.name, max(found), law.allowed, law.counts)
+            finding = judged(law.name, max(found), law.allowed, law.counts)
+            yield drifting(finding) if law.steady and not steady(model.description) else finding
         else:
             yield Finding(law.name, "skipped", "(no layer says what it attends to)")
     yield judged("saving and loading changes nothing", saving(model, probes), 0.0)
     yield spelling(model.tokenizer, texts)
+    yield from hashing(model, probes[1:])
 
 
 def judged(law: str, off: float, allowed: float, counts: str = "largest difference") -> Finding:
@@ -86,6 +89,13 @@ def judged(law: str, off: float, allowed: float, counts: str = "largest differen
     shown = f"{off:.1e}" if 0 < off < 1 else f"{off:g}"
     detail = f"{counts} {shown} (allowed {f'{allowed:.0e}' if allowed else '0'})"
     return Finding(law, "holds" if off <= allowed else "BROKEN", detail, off, allowed)
+
+
+def drifting(finding: Finding) -> Finding:
+    """What cannot hold in a model whose chunks move with all that is read: how far it is off is a fact to know."""
+    if finding.verdict != "BROKEN":
+        return finding
+    return replace(finding, verdict="drifts", detail=f"{finding.detail}; published chunks move with what is read")
 
 
 def drawn(model: LoadedModel, seed: int) -> Probe:
@@ -164,3 +174,17 @@ def spelling(tokenizer: Tokenizer, texts: Sequence[str]) -> Finding:
     example = f"; not {changed[0][:30]!r}" if changed else ""
     detail = f"{len(texts) - len(changed)} of {len(texts)} texts{example}"
     return Finding("the tokenizer gives back the text it was given", "noted", detail)
+
+
+def hashing(model: LoadedModel, probes: Sequence[Probe]) -> Iterator[Finding]:
+    """What hashing catches of the keys that weigh most, a line a layer; a fact to know, if the model hashes at all."""
+    if not hashing_layers(model.network):
+        return
+    texts = {}
+    for side in probes[0].sides:
+        rows = [probe.inputs[f"{side}ids"][probe.inputs[f"{side}padding"]] for probe in probes]
+        texts[f"{side}ids"] = torch.cat(rows)[None, : model.network.longest]
+    found = magnified(model.network, texts)
+    for layer in found.layers:
+        detail = f"of {found.top} keys' weight, by rounds: {layer.text()} ({found.tokens:,} tokens)"
+        yield Finding(f"what hashing catches in {layer.layer}", "noted", detail)

@@ -15,7 +15,7 @@ from regard.errors import InputError
 from regard.judge.answers import AnswerEvaluation, evaluate_answers
 from regard.judge.chart import ACCENT, QUIET, Line, draw, panel
 from regard.judge.counts import Row, by_group, by_length, counted, is_numbered, metrics
-from regard.judge.windows import Window, read_documents
+from regard.judge.windows import Whole, Window, read_documents, way
 from regard.learn.validate import summed_loss
 from regard.metrics import Quality, bits_per_byte, perplexity, quality
 from regard.text.bothways import BothWays
@@ -94,7 +94,7 @@ def evaluate(
     """Judge what a model says of every text; `progress` is told how many more texts are done.
 
     A translator's translations, a classifier's answers, and of other models the loss of the text. Language models read
-    it through a `window` of tokens that moves on by a `stride`.
+    it through a `window` of tokens that moves on by a `stride`; those that remember what they have read, whole.
     """
     start = time.perf_counter()
     require_fit(model, corpus)
@@ -107,7 +107,7 @@ def evaluate(
         said = tuple(answers[0].text for answers in model.translations(corpus.sources, options, progress=progress))
         evaluation = _judged(evaluation, model, corpus, said)
     elif model.network.encoder is None:
-        evaluation = _read(model, corpus, Window.of(model, window, stride), progress)
+        evaluation = _read(model, corpus, way(model, window, stride), progress)
     else:
         evaluation = replace(_measured(model, corpus, _learnt(model)), bits_per_byte=None)
         progress(len(corpus))
@@ -145,10 +145,12 @@ def _measured(model: LoadedModel, corpus: Corpus, problem: Translation | Masked 
     return _lost(total, tokens, samples)
 
 
-def _read(model: LoadedModel, corpus: Corpus, window: Window, progress: Callable[[int], None]) -> Evaluation:
-    """The loss of documents that are read through a window."""
-    samples = NextToken(window.length).samples(corpus, (model.tokenizer, None))
-    losses, tokens = read_documents(model, samples.stream, window, progress=progress)
+def _read(
+    model: LoadedModel, corpus: Corpus, how: Window | Whole, progress: Callable[[int], None]
+) -> Evaluation:  # fmt: skip
+    """The loss of documents that are read whole or through a window."""
+    samples = NextToken().samples(corpus, (model.tokenizer, None))
+    losses, tokens = read_documents(model, samples.stream, how, progress=progress)
     return _lost(float(losses.sum()), tokens, samples)
 
 

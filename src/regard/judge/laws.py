@@ -130,16 +130,26 @@ def _whole(model: Model) -> bool:
     return all(getattr(getattr(part, "see", None), "whole", True) for part in _parts(model))
 
 
+def steady(model: Model) -> bool:
+    """False where what a token sees changes with all that is read beside it (chunks of hashed tokens, as published)."""
+    return all(getattr(getattr(part, "see", None), "steady", True) for part in _parts(model))
+
+
 def _parts(model: Model) -> list[AnySublayer]:
     """Every sublayer of a model."""
     return [part for stack in (model.encoder, model.decoder) if stack for layer in stack.layers for part in layer]
 
 
 def _visible(probe: Probe, name: str, matrix: Tensor) -> Tensor:
-    """BHTS, True where a layer may look: the past of its own text, or all of the other side's."""
+    """BHTS, True where a layer may look: the past of its own text, or all of the other side's.
+
+    Where there is no token nobody asks, so it may look anywhere.
+    """
     if name.startswith("decoder") and name.endswith("self"):
         return torch.ones_like(matrix, dtype=torch.bool).tril()
-    return probe.inputs[f"{probe.sides[-1]}padding"][:, None, None].expand_as(matrix)
+    real = probe.inputs[f"{probe.sides[-1]}padding"]
+    seen = real[:, None, None].expand_as(matrix)
+    return seen | ~real[:, None, :, None] if name.endswith("self") else seen
 
 
 def recording(probe: Probe) -> float | None:
@@ -245,6 +255,7 @@ class Law:
     needs: Literal["nothing", "decoder", "words", "source", "one text"] = "nothing"
     allowed: float = TOLERANCE
     counts: str = "largest difference"
+    steady: bool = False  # holds only where what a token sees does not change with what is read beside it
 
     def lacks(self, model: Model) -> str | None:
         """Why the law does not apply to a model, if it does not."""
@@ -264,18 +275,18 @@ class Law:
 
 LAWS = (
     Law("every weight is a finite number", numbers, allowed=0, counts="weights that are not"),
-    Law("stepping with memory equals reading at once", stepping, "decoder"),
-    Law("prompts of unequal length go on as if alone", prompts, "decoder"),
-    Law("the future does not change the past", future, "decoder", allowed=1e-6),
-    Law("padding on the right changes nothing", right),
-    Law("padding of the source changes nothing", partial(right, side="source_"), "source"),
+    Law("stepping with memory equals reading at once", stepping, "decoder", steady=True),
+    Law("prompts of unequal length go on as if alone", prompts, "decoder", steady=True),
+    Law("the future does not change the past", future, "decoder", allowed=1e-6, steady=True),
+    Law("padding on the right changes nothing", right, steady=True),
+    Law("padding of the source changes nothing", partial(right, side="source_"), "source", steady=True),
     Law("padding on the left changes nothing", left),
-    Law("a sentence gets the same answer alone and in any batch", company),
-    Law("a search finds the same alone and in any batch", searching, "words", 0, "answers that differ"),
+    Law("a sentence gets the same answer alone and in any batch", company, steady=True),
+    Law("a search finds the same alone and in any batch", searching, "words", 0, "answers that differ", True),
     Law("rows of memory can be repeated, reordered, dropped", remembering, "decoder"),
     Law("looking changes nothing", looking, allowed=0),
     Law("weights sum to one over what is seen", weights),
-    Law("stepping records what reading at once does", recording, "decoder"),
+    Law("stepping records what reading at once does", recording, "decoder", steady=True),
     Law("a source without tokens hurts nobody", silence, "source"),
-    Law("packed documents do not see each other", packing, "one text"),
+    Law("packed documents do not see each other", packing, "one text", steady=True),
 )

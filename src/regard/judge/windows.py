@@ -1,4 +1,7 @@
-"""What a language model makes of documents longer than it reads at once: a window slides over them."""
+"""What a language model makes of documents longer than it reads at once: a window slides over them.
+
+A model that remembers no more of a long text than of a short one reads each document once, piece by piece.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from numpy.typing import NDArray
 from regard.api import LoadedModel
 from regard.decode.score import log_probabilities
 from regard.errors import InputError
+from regard.parts.contract import Past, select
 from regard.text.batch import Plan
 from regard.text.corpus import Corpus
 from regard.text.encode import Rows
@@ -21,6 +25,7 @@ from regard.text.problem import NextToken
 
 _BATCH_TOKENS = 8192
 _WINDOW = 512  # of a language model that could read any length
+_PIECE = 256  # tokens of a document that is read whole
 
 
 @dataclass(frozen=True)
@@ -60,35 +65,89 @@ class Window:
         return Rows(documents.flat, documents.starts[owners] + starts, lengths), owners, known
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Documents are read from begin to end, so many tokens at a time; what is remembered goes on."""
+
+    length: int = _PIECE
+
+
+def way(model: LoadedModel, length: int | None = None, stride: int | None = None) -> Window | Whole:
+    """How a model reads documents when nobody says otherwise."""
+    if length is None and stride is None and model.description.endless:
+        return Whole()
+    return Window.of(model, length, stride)
+
+
 def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.float64], int]:
     """The summed cross entropy of each document, read as `evaluate` does, and how many tokens they have."""
-    window = Window.of(model)
-    return read_documents(model, NextToken(window.length).samples(corpus, (model.tokenizer, None)).stream, window)
+    documents = NextToken().samples(corpus, (model.tokenizer, None)).stream
+    return read_documents(model, documents, way(model))
 
 
 def read_documents(
-    model: LoadedModel, documents: Rows, window: Window, *, progress: Callable[[int], None] = lambda done: None
+    model: LoadedModel, documents: Rows, how: Window | Whole, *, progress: Callable[[int], None] = lambda done: None
 ) -> tuple[NDArray[np.float64], int]:
     """The summed cross entropy of each document, and how many tokens they have."""
+    return _whole(model, documents, how, progress) if isinstance(how, Whole) else _slid(model, documents, how, progress)
+
+
+def _whole(
+    model: LoadedModel, documents: Rows, how: Whole, progress: Callable[[int], None]
+) -> tuple[NDArray[np.float64], int]:
+    """Documents side by side, the longest first; one that has ended leaves the others to go on."""
+    lengths = np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0)
+    losses, order = np.zeros(len(lengths)), np.argsort(-lengths, kind="stable")
+    progress(int((lengths == 0).sum()))
+    rows = max(1, _BATCH_TOKENS // how.length)
+    with torch.inference_mode():
+        for some in np.split(order[lengths[order] > 0], range(rows, int((lengths > 0).sum()), rows)):
+            past, going = Past(), some
+            while len(going):
+                left = lengths[going] - past.read
+                staying = np.flatnonzero(left > 0)
+                if len(staying) < len(going):
+                    progress(len(going) - len(staying))
+                    going, left = going[staying], left[staying]
+                    past.memory = select(past.memory, torch.from_numpy(staying).to(model.device))
+                if len(going):
+                    piece = Rows(
+                        documents.flat, documents.starts[going] + past.read, np.minimum(left, how.length) + 1
+                    )  # fmt: skip
+                    np.add.at(losses, *_said(model, piece, going, past))
+    return losses, int(lengths.sum())
+
+
+def _said(
+    model: LoadedModel, rows: Rows, owners: Indices, past: Past | None, known: Indices | int = 0
+) -> tuple[Indices, NDArray[np.float64]]:
+    """Whose each token of some rows is, and its loss; the first `known` of a row were said before."""
+    every, lengths = np.arange(len(owners)), np.asarray(rows.lengths) - 1
+    padding = padding_of("padding", lengths).get("padding")
+    ids = rows.padded(every, drop=1, fill=model.tokenizer.pad).to(model.device)
+    targets = rows.padded(every, skip=1, fill=0)
+    columns = np.arange(targets.shape[1])
+    new = (columns >= np.asarray(known).reshape(-1, 1)) & (columns < lengths[:, None])
+    asked = torch.from_numpy(new)
+    states = model.network.states(ids, padding=None if padding is None else padding.to(model.device), past=past)
+    values = log_probabilities(model.network, states[asked.to(model.device)], targets[asked].to(model.device))
+    return owners[np.nonzero(new)[0]], -values.double().cpu().numpy()
+
+
+def _slid(
+    model: LoadedModel, documents: Rows, window: Window, progress: Callable[[int], None]
+) -> tuple[NDArray[np.float64], int]:
+    """Windows over documents, from short to long."""
     rows, owners, known = window.cut(documents)
     losses, tokens = np.zeros(len(documents.lengths)), 0
     left = np.bincount(owners, minlength=len(losses))
     progress(int((left == 0).sum()))
     with torch.inference_mode():
         for some in Plan(np.asarray(rows.lengths)[:, None] - 1, _BATCH_TOKENS, seed=0).in_order():
-            lengths = rows.lengths[some] - 1
-            padding = padding_of("padding", lengths).get("padding")
-            ids = rows.padded(some, drop=1, fill=model.tokenizer.pad).to(model.device)
-            targets = rows.padded(some, skip=1, fill=0)
-            columns = np.arange(targets.shape[1])
-            new = (columns >= known[some][:, None]) & (columns < lengths[:, None])
-            asked = torch.from_numpy(new)
-            states = model.network.states(ids, padding=None if padding is None else padding.to(model.device))
-            values = log_probabilities(
-                model.network, states[asked.to(model.device)], targets[asked].to(model.device)
-            ).double().cpu().numpy()  # fmt: skip
-            np.add.at(losses, owners[some][np.nonzero(new)[0]], -values)
-            tokens += len(values)
+            piece = Rows(rows.flat, rows.starts[some], rows.lengths[some])
+            of, lost = _said(model, piece, owners[some], None, known[some])
+            np.add.at(losses, of, lost)
+            tokens += len(lost)
             np.subtract.at(left, owners[some], 1)
             progress(int((left[np.unique(owners[some])] == 0).sum()))
     return losses, tokens

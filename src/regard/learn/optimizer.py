@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError, suggest
+from regard.learn.lamb import LambSteps
 from regard.models.model import Network
 
 
@@ -209,7 +210,25 @@ class Muon:
         return [torch.optim.Muon(groups, **options), *others] if groups else others
 
 
-Optimizer = AdamW | Adafactor | Muon
+@dataclass(frozen=True)
+class Lamb:
+    """Steps of Adam as long as the weights they move are large (You 2019), but at least `least_trust` of Adam's own."""
+
+    least_trust: float = 0.25  # 0: as the paper has it, where small weights hardly begin to move
+    adam: AdamW = field(default_factory=AdamW)
+    shards: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.least_trust < math.inf:
+            raise InputError(f"least_trust must be 0 or more, got {self.least_trust}.")
+
+    def build(self, parameters: Sequence[Learnt]) -> list[torch.optim.Optimizer]:
+        """The optimizer of these parameters; none if there are none."""
+        groups, adam = grouped(parameters, self.adam.decay), self.adam
+        return [LambSteps(groups, adam.betas, adam.epsilon, self.least_trust)] if groups else []
+
+
+Optimizer = AdamW | Adafactor | Muon | Lamb
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,10 @@ class World:
         """Every process' numbers, by rank."""
         return [numbers]
 
+    def rows(self, own: Tensor) -> Tensor:
+        """Rows that were dealt round to the processes, together again; each has as many."""
+        return own
+
     def lead(self, work: Callable[[], float | None]) -> float:
         """The first process works while the others wait; -> what it found, or 0."""
         return work() or 0
@@ -185,6 +189,11 @@ class Many(World):
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(everyone, own)
         return [tuple(row.tolist()) for row in everyone]
+
+    def rows(self, own: Tensor) -> Tensor:
+        everyone = [torch.empty_like(own) for _ in range(self.size)]
+        dist.all_gather(everyone, own.contiguous())
+        return torch.stack(everyone, dim=1).flatten(0, 1)
 
     def lead(self, work: Callable[[], float | None]) -> float:
         said = torch.zeros((), dtype=torch.float64)

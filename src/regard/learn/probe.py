@@ -138,7 +138,7 @@ def fitting(
     best, fits = _SIZES[0], False
     probe = Probe(network, samples, replace(settings, batch_tokens=best), device)
     for tokens in _SIZES:
-        epoch = look_at(Plan(samples.lengths, tokens, settings.seed, samples.shares))
+        epoch = look_at(Plan(samples.lengths, tokens, settings.seed, samples.shares, samples.lanes))
         if tokens > max(best, epoch.tokens) or probe.memory(epoch.largest, SHARE).total > SHARE * probe.room:
             break
         best, fits = tokens, True

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from regard import catalogue
 from regard.errors import InputError
 from regard.learn.guard import Signals
+from regard.learn.lanes import Lanes
 from regard.learn.memory import ran_out
 from regard.learn.optimizer import Optimizers, learnt
 from regard.learn.parallel import World
@@ -21,6 +22,7 @@ from regard.learn.settings import Training
 from regard.learn.teaching import own_words
 from regard.models.device import mixed
 from regard.models.model import Network
+from regard.parts.contract import Past
 from regard.store.checkpoint import Checkpoint
 from regard.store.folder import fill, unique_tensors
 from regard.text.batch import Batch, Place, Plan, split
@@ -58,7 +60,8 @@ class Trainer:
         self.network = network.to(device).train()
         self.spread = self.world.spread(self.network, settings.parallel)
         self.samples, self.settings, self.device = samples, settings, device
-        self.plan = Plan(samples.lengths, settings.budget, settings.seed, samples.shares)
+        self.plan = Plan(samples.lengths, settings.budget, settings.seed, samples.shares, samples.lanes)
+        self.lanes = Lanes(samples.lanes, self.world.size, network.description)
         learning = learnt(self.network, settings.groups, settings.layer_decay)
         self.optimizer = Optimizers(settings.optimizer.build(learning))
         self.averages = None
@@ -69,12 +72,14 @@ class Trainer:
 
     def advance(self) -> Step:
         """Take one step, unless its loss or gradient is not finite."""
+        if self.place == Place(self.place.epoch):  # every lane begins anew
+            self.lanes.past = Past()
         indices, after = self.plan.take(self.place)
         rate = self.settings.rate * self.settings.schedule.factor(self.step + 1, self.settings.steps)
         before = self.accumulate
         while (found := self.tried(indices)) is None:
             self.cut(indices)
-        loss, targets = found
+        loss, targets, pasts = found
         norm = float(self.spread.full(nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)))
         everyone = self.world.gather(float(loss), self.signals.received or 0)
         report = Step(
@@ -85,10 +90,11 @@ class Trainer:
             self.refuse(report, indices.tolist())
         self.optimizer.step(rate)
         self.follow()
+        self.lanes.past = self.lanes.gathered(pasts) if after.epoch == self.place.epoch else Past()
         self.step, self.place = self.step + 1, after
         return report
 
-    def tried(self, indices: Indices) -> tuple[Tensor, int] | None:
+    def tried(self, indices: Indices) -> tuple[Tensor, int, list[Past]] | None:
         """`gradient`, or None when memory ran out; by then what it held is free again."""
         try:
             return self.gradient(indices)
@@ -106,8 +112,11 @@ class Trainer:
             raise catalogue.OUT_OF_MEMORY(step=self.step + 1, length=int(self.samples.lengths[indices].sum(1).max()))
         self.accumulate *= 2
 
-    def gradient(self, indices: Indices) -> tuple[Tensor, int]:
-        """Leave a step's gradient on the weights; -> this process' share of the loss, and the number of targets."""
+    def gradient(self, indices: Indices) -> tuple[Tensor, int, list[Past]]:
+        """Leave a step's gradient on the weights.
+
+        -> this process' share of the loss, the number of targets, and what each part remembers of its lanes, if any.
+        """
         parts = self.parts(indices)
         draw = mixed_seed(self.settings.seed, self.place.epoch)
         # A process without a part goes through one that weighs nothing, for the others wait for its gradients.
@@ -115,23 +124,23 @@ class Trainer:
         counted = self.world.gather(sum(batch.tokens for batch, (_, part) in zip(batches, parts) if len(part)))
         targets = max(1, int(sum(count for (count,) in counted)))
         self.network.zero_grad()
-        loss = torch.zeros((), device=self.device)
-        for batch, (number, part) in zip(batches, parts):
+        loss, pasts = torch.zeros((), device=self.device), self.lanes.dealt(len(parts))
+        for batch, (number, part), past in zip(batches, parts, pasts or len(parts) * [None]):
             with self.spread.part(last=number == parts[-1][0]):
                 # Gradients are averaged over the processes, so each divides by its share of the targets.
-                loss += self.backward(batch, number, targets / self.world.size if len(part) else math.inf)
-        return loss, targets
+                loss += self.backward(batch, number, targets / self.world.size if len(part) else math.inf, past)
+        return loss, targets, pasts
 
     def parts(self, indices: Indices) -> list[tuple[int, Indices]]:
         """The parts of a step that fall to this process, with their numbers among all; every process has as many."""
         dealt = list(enumerate(split(indices, self.world.size * self.accumulate)))
         return dealt[self.world.rank :: self.world.size][: -(-len(indices) // self.world.size)]
 
-    def backward(self, batch: Batch, number: int, targets: float) -> Tensor:
+    def backward(self, batch: Batch, number: int, targets: float, past: Past | None = None) -> Tensor:
         """Add a part's share of the step's gradient; -> its share of the loss."""
         torch.manual_seed(mixed_seed(self.settings.seed, self.step, number))
         batch = batch.to(self.device)
-        inputs = {**batch.inputs, "recompute": self.settings.recompute}
+        inputs = {**batch.inputs, "recompute": self.settings.recompute, "past": past}
         if self.settings.sampling is not None:
             with mixed(self.settings.precision, self.device):
                 inputs = own_words(self.network, inputs, self.settings.sampling.share(self.step))
@@ -183,11 +192,14 @@ class Trainer:
         """Every tensor that a resumed run needs."""
         groups = {"model": unique_tensors(self.network), "optimizer": self.optimizer.tensors()}
         groups = groups if self.averages is None else {**groups, "averages": self.averages}
-        return {name: self.spread.whole(tensors) for name, tensors in groups.items()}
+        whole = {name: self.spread.whole(tensors) for name, tensors in groups.items()}
+        remembered = self.lanes.tensors(self.world.rows)
+        return {**whole, "memory": remembered} if remembered else whole
 
     def position(self) -> dict[str, Any]:
         """Where the run stands."""
-        return {"step": self.step, "place": asdict(self.place), "accumulate": self.accumulate}
+        read = {"read": self.lanes.past.read} if self.lanes.past.read else {}
+        return {"step": self.step, "place": asdict(self.place), "accumulate": self.accumulate, **read}
 
     def restore(self, checkpoint: Checkpoint, position: dict[str, Any]) -> None:
         """Go back to a checkpoint."""
@@ -198,6 +210,16 @@ class Trainer:
             self.averages = {name: tensor.to(self.device) for name, tensor in averages.items()}
         self.step, self.place = position["step"], Place(**position["place"])
         self.accumulate = position.get("accumulate", self.settings.accumulate)
+        if "read" in position:
+            tensors = checkpoint.tensors("memory")
+            self.lanes.fill(tensors, position["read"], self.remembered(), self.world.rank, self.world.size)
+
+    @torch.no_grad()
+    def remembered(self) -> Past:
+        """What the network remembers of some text, to know what its memory is made of."""
+        batch, past = self.samples.batch([0]).to(self.device), Past()
+        self.spread.loss({**batch.inputs, "past": past}, batch.targets, 0.0, None)
+        return past
 
 
 def mixed_seed(*numbers: int) -> int:

@@ -12,6 +12,7 @@ from regard.decode.choose import Options
 from regard.decode.generate import extend, translate
 from regard.metrics import agreement, bits_per_byte, correlation, perplexity, quality
 from regard.models.model import Network
+from regard.parts.contract import Past
 from regard.text.batch import IGNORE, Plan
 from regard.text.corpus import Corpus
 from regard.text.samples import Samples
@@ -55,12 +56,13 @@ def summed_loss(network: Network, samples: Samples, batch_tokens: int) -> tuple[
 
 
 def read_through(network: Network, samples: Samples, batch_tokens: int, *, answers: bool) -> Reading:
-    """Read every sample once."""
+    """Read every sample once, lanes as they go on."""
     device, found = next(network.parameters()).device, Reading()
+    past = Past() if samples.lanes else None
     with torch.inference_mode():
-        for indices in Plan(samples.lengths, batch_tokens, seed=0).in_order():
+        for indices in Plan(samples.lengths, batch_tokens, seed=0, lanes=samples.lanes).in_order():
             batch = samples.batch(indices).to(device)
-            inputs: dict[str, Any] = batch.inputs
+            inputs: dict[str, Any] = {**batch.inputs, "past": past}
             states, padding = network.states(**inputs), inputs.get("padding")
             found.loss += float(network.readout.loss(states, batch.targets, 0.0, padding))
             found.targets += batch.tokens

@@ -13,7 +13,7 @@ from regard.errors import InputError
 from regard.models.pooled import Label, Number, Tags, Vector
 from regard.models.readout import BothWays, Reading, Vocabulary
 from regard.models.stack import Stack
-from regard.parts.contract import Change, Context, Memory, Record, Source
+from regard.parts.contract import Change, Context, Memory, Past, Record, Source
 from regard.parts.embed import Embed
 from regard.parts.mix import Mix
 from regard.parts.spelling import Spelled
@@ -33,6 +33,20 @@ class Model:
     shared: bool = True  # source and target use one table of vectors, when their vocabulary is one
     aside: Label | Vector | None = None  # what is said of the text as a whole besides: BERT's next sentence
     mix: Mix | None = None  # what is read out: the last layer's states, or a learnt mixture of all (ELMo)
+
+    @property
+    def vector_width(self) -> int:
+        """Of what is said of a text that is read: the encoder's states, where there is one."""
+        stack = self.encoder or self.decoder
+        return stack.outgoing(self.width) if stack else self.width
+
+    @property
+    def endless(self) -> bool:
+        """Whether it reads a text of any length piece by piece, and what it remembers does not grow with it."""
+        bounded = hasattr(getattr(self.embed, "position", None), "longest")
+        if self.encoder is not None or self.decoder is None or bounded:
+            return False
+        return all(getattr(part, "endless", False) for layer in self.decoder.layers for part in layer)
 
     def build(self, vocabulary: int, source_vocabulary: int | None = None) -> Network:
         """The module; a second vocabulary is the source's, when it has its own."""
@@ -54,14 +68,15 @@ class Network(nn.Module):
         width = description.width
         self.embed = description.embed.build(width, vocabulary)
         self.encoder = description.encoder.build(width) if description.encoder else None
-        self.decoder = description.decoder.build(width, width) if description.decoder else None
+        self.decoder = description.decoder.build(width, description.vector_width) if description.decoder else None
         self.source_embed = self.embed
         if self.encoder is not None and self.decoder is not None:
             self.source_embed = description.embed.build(width, source_vocabulary or vocabulary)
             if description.shared and source_vocabulary is None:
                 self.source_embed.table.weight = self.embed.table.weight
-        self.readout: Reading = description.readout.build(width, vocabulary, self.embed.table)
         stack = description.decoder or description.encoder
+        width = stack.outgoing(width) if stack else width
+        self.readout: Reading = description.readout.build(width, vocabulary, self.embed.table)
         self.mix = description.mix.build(len(stack.layers) + 1) if description.mix and stack else None
         self.aside = description.aside.build(width, vocabulary, self.embed.table) if description.aside else None
 
@@ -107,10 +122,12 @@ class Network(nn.Module):
         change: Change | None = None,
         every: list[Tensor] | None = None,
         recompute: bool = False,
+        past: Past | None = None,
     ) -> Tensor:
         """BT -> BTD: the last layer's states, which the readout reads; padding on the right only.
 
         `every` is filled with what goes into each layer of the stack that is read out, and what comes out of the last.
+        With a `past` the text goes on where it ended, and it then ends where this piece does.
         """
         if self.mix is not None:
             every = [] if every is None else every
@@ -120,6 +137,8 @@ class Network(nn.Module):
         )  # fmt: skip
         if source_ids is not None and (self.encoder is None or self.decoder is None):
             raise InputError("this model reads one text, not source_ids=... besides it")
+        if past is not None and (self.encoder is not None or self.decoder is None):
+            raise InputError("only a language model reads on from a past=... of the same text")
         if self.decoder is None:
             return self.mixed(self.read(ids, context=context).states, every)
         if self.encoder is not None:
@@ -127,7 +146,11 @@ class Network(nn.Module):
                 raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
             outside = replace(both, padding=source_padding)
             context = replace(context, source=self.read(source_ids, context=outside))
-        return self.mixed(self.decode(ids, context)[0], every)
+        if past is None:
+            return self.mixed(self.decode(ids, context)[0], every)
+        states, memory = self.decode(ids, replace(context, start=past.read, remember=True), past.memory)
+        past.goes_on(memory, ids.shape[1])
+        return self.mixed(states, every)
 
     def mixed(self, states: Tensor, every: list[Tensor] | None) -> Tensor:
         """What is read out: the last states, or what the mixture makes of all."""

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, cast
 
+from regard.errors import InputError
 from regard.models.model import Model
 from regard.models.pooled import NEXT_SENTENCE, Label
 from regard.models.readout import BothWays, Transform, Vocabulary
+from regard.models.sizes import BERT, GPT2, T5, sized
 from regard.models.stack import AnySublayer, Stack
 from regard.parts.apart import Apart, Projected
 from regard.parts.attention import CrossAttention, SelfAttention
 from regard.parts.attentive import After, Attentional, Attentive, Before
 from regard.parts.cell import GRU, LSTM, Cell
 from regard.parts.embed import Embed
-from regard.parts.feedforward import Activation, FeedForward
-from regard.parts.join import LayerNorm, PostNorm, PreNorm, Replace, RMSNorm
-from regard.parts.pattern import Causal, Everything, Look
-from regard.parts.position import Concatenated, Learned, RelativeBias, Rotary, Sinusoid, at
+from regard.parts.feedforward import Activation, Boom, FeedForward
+from regard.parts.gated import GatedAttention
+from regard.parts.join import LayerNorm, PostNorm, PreNorm, Replace, RMSNorm, TwinNorm
+from regard.parts.lsh import LSHAttention
+from regard.parts.meeting import Chunks, Ranks, Whole
+from regard.parts.pattern import Causal, Everything, Look, Window
+from regard.parts.position import Axial, Concatenated, Embedded, Learned, RelativeBias, Rotary, Sinusoid, at
 from regard.parts.recurrent import Bridged, Carried, Reads, Recurrent
 from regard.parts.reversible import Reversible
 from regard.parts.score import Additive, AnyScore, Dot, General
@@ -117,7 +123,7 @@ def transformer(
     decoder_depth: int | None = None,
     dropout: float = 0.1,
     score: AnyScore = Dot(),  # noqa: B008
-    position: Sinusoid | Learned | Concatenated | Rotary | RelativeBias | None = Sinusoid(),  # noqa: B008
+    position: Sinusoid | Learned | Axial | Concatenated | Rotary | RelativeBias | None = Sinusoid(),  # noqa: B008
     join: PostNorm | PreNorm | Reversible = PostNorm(),  # noqa: B008
     activation: Activation = "relu",
     tied: bool = True,
@@ -136,7 +142,7 @@ def transformer(
     look_over = CrossAttention(heads, score=score)
     return Model(
         width,
-        embed=Embed(cast("Sinusoid | Learned | Concatenated | None", at("embedding", position)), True, dropout),
+        embed=Embed(cast("Embedded | None", at("embedding", position)), True, dropout),
         encoder=Stack(depth * ((look, feed),), join, dropout, bias),
         decoder=Stack((decoder_depth or depth) * ((look_back, look_over, feed),), join, dropout, bias),
         readout=Vocabulary(tied=tied),
@@ -153,18 +159,18 @@ def gpt2(
     inner: int | None = None,
     dropout: float = 0.1,
     score: AnyScore = Dot(),  # noqa: B008
-    position: Sinusoid | Learned | Concatenated | Rotary | RelativeBias | None = Learned(1024),  # noqa: B008
+    position: Sinusoid | Learned | Axial | Concatenated | Rotary | RelativeBias | None = Learned(1024),  # noqa: B008
     join: PostNorm | PreNorm | Reversible = PreNorm(),  # noqa: B008
     activation: Activation = "gelu_tanh",
     tied: bool = True,
 ) -> Model:
     """The decoder alone, a language model (Radford 2019); `size` is a published one, unless widths are said."""
-    width, depth, heads = _sized(_GPT2[size], width, depth, heads)
+    width, depth, heads = sized(GPT2[size], width, depth, heads)
     rotary = cast(Rotary | None, at("attention", position))
     look_back = SelfAttention(heads, see=Causal(), score=score, position=rotary)
     return Model(
         width,
-        embed=Embed(cast("Sinusoid | Learned | Concatenated | None", at("embedding", position)), False, dropout),
+        embed=Embed(cast("Embedded | None", at("embedding", position)), False, dropout),
         decoder=Stack(
             depth * ((look_back, FeedForward(inner or 4 * width, activation)),),
             join,
@@ -195,7 +201,7 @@ def bert(
     `position`: learned up to `longest` when not said. `next_sentence`: says besides whether a second text follows the
     first.
     """
-    width, depth, heads = _sized(_BERT[size], width, depth, heads)
+    width, depth, heads = sized(BERT[size], width, depth, heads)
     position = position or Learned(longest)
     look = SelfAttention(heads, score=score, position=cast(Rotary | None, at("attention", position)))
     bias = cast(RelativeBias | None, at("stack", position))
@@ -227,10 +233,10 @@ def t5(
 
     `version` "1.0" has ReLU and ties the readout to the embedding; "1.1" gates the feed-forward and ties nothing.
     """
-    chosen = _T5[version, size]
+    chosen = T5[version, size]
     inner = inner or (4 * width if width else chosen[3])
     key_width = key_width or (None if width or heads else chosen[4])
-    width, depth, heads = _sized(chosen[:3], width, depth, heads)
+    width, depth, heads = sized(chosen[:3], width, depth, heads)
     gated = version == "1.1"
     rotary = cast(Rotary | None, at("attention", position))
     bias = cast(RelativeBias | None, at("stack", position))
@@ -276,24 +282,99 @@ def elmo(
     )
 
 
-def _sized(
-    chosen: tuple[int, ...], width: int | None, depth: int | None, heads: int | None
-) -> tuple[int, int, int]:  # fmt: skip
-    """Width, depth and heads as a size has them, where nothing else is said; 64 a head in another width."""
-    even = chosen[2] if width is None else max(1, width // 64)
-    return width or chosen[0], depth or chosen[1], heads or even
+def reformer(
+    width: int = 256,
+    depth: int = 6,
+    heads: int = 4,
+    *,
+    shape: Literal["decoder", "encoder", "both"] = "decoder",
+    attention: tuple[Literal["local", "lsh", "full"], ...] = ("local", "lsh"),
+    see: Ranks | Chunks = Ranks(),  # noqa: B008
+    buckets: int | tuple[int, ...] | None = 64,
+    rounds: int = 2,
+    inner: int | None = None,
+    dropout: float = 0.05,
+    position: Axial | Sinusoid | Learned | None = Axial((1024, 1024)),  # noqa: B008
+    join: Reversible | PreNorm = Reversible(),  # noqa: B008
+    activation: Activation = "relu",
+    tied: bool = True,
+) -> Model:
+    """The Reformer (Kitaev 2020): long texts, since a token asks only whom it shares a bucket with, or its neighbours.
+
+    `attention`: which kind each layer has, from the first on and over again. `see`: `ranks`, which keeps every law, or
+    the published `chunks`. Longer texts want more buckets, a million tokens (128, 128). `shape`: a language model, a
+    reader of masked words, or a translator.
+    """
+
+    def layers(causal: bool, *besides: AnySublayer) -> tuple[tuple[AnySublayer, ...], ...]:
+        kinds: dict[str, Callable[[int], AnySublayer]] = {
+            "local": lambda seed: SelfAttention(heads, see=see.beside(causal), biased=False),
+            "lsh": lambda seed: LSHAttention(heads, see, buckets, rounds, seed, causal),
+            "full": lambda seed: LSHAttention(heads, Whole(), causal=causal),
+        }
+        looks = (kinds[attention[layer % len(attention)]](layer) for layer in range(depth))
+        return tuple((look, *besides, FeedForward(inner or 4 * width, activation)) for look in looks)
+
+    over = (CrossAttention(heads, biased=False),) if shape == "both" else ()
+    return Model(
+        width,
+        embed=Embed(position, dropout=dropout),
+        encoder=Stack(layers(False), join, dropout) if shape != "decoder" else None,
+        decoder=Stack(layers(True, *over), join, dropout) if shape != "encoder" else None,
+        readout=Vocabulary(tied=tied),
+    )
 
 
-# Width, depth, heads of the published sizes (Turc 2019 for those below base), and of T5 its inner and key widths.
-_GPT2 = {"small": (768, 12, 12), "medium": (1024, 24, 16), "large": (1280, 36, 20), "xl": (1600, 48, 25)}
-_BERT = {
-    "tiny": (128, 2, 2), "mini": (256, 4, 4), "small": (512, 4, 8), "medium": (512, 8, 8), "base": (768, 12, 12),
-    "large": (1024, 24, 16),
-}  # fmt: skip
-_T5 = {
-    ("1.0", "small"): (512, 6, 8, 2048, 64), ("1.0", "base"): (768, 12, 12, 3072, 64),
-    ("1.0", "large"): (1024, 24, 16, 4096, 64), ("1.0", "3b"): (1024, 24, 32, 16384, 128),
-    ("1.0", "11b"): (1024, 24, 128, 65536, 128), ("1.1", "small"): (512, 8, 6, 1024, 64),
-    ("1.1", "base"): (768, 12, 12, 2048, 64), ("1.1", "large"): (1024, 24, 16, 2816, 64),
-    ("1.1", "3b"): (2048, 24, 32, 5120, 64), ("1.1", "11b"): (4096, 24, 64, 10240, 64),
-}  # fmt: skip
+def lstm_lm(
+    width: int = 1024,
+    depth: int = 4,
+    *,
+    join: PreNorm | TwinNorm | Replace = PreNorm(),  # noqa: B008
+    dropout: float = 0.1,
+    tied: bool = True,
+) -> Model:
+    """A language model of LSTM layers and nothing else, against which `sha_rnn` is held.
+
+    `join`: "replace" is how LSTMs were stacked at first; deep ones then hardly begin to learn.
+    """
+    return Model(
+        width,
+        embed=Embed(dropout=dropout),
+        decoder=Stack(depth * ((Recurrent(LSTM()),),), join, dropout),
+        readout=Vocabulary(tied=tied, biased=True),
+    )
+
+
+def sha_rnn(
+    width: int = 1024,
+    depth: int = 4,
+    *,
+    inner: int | None = None,
+    heads: int = 1,
+    attention: Literal["before_last", "all"] | tuple[int, ...] = "before_last",
+    window: int = 5000,
+    dropout: float = 0.1,
+    tied: bool = True,
+) -> Model:
+    """Single headed attention RNN (Merity 2019): in each layer an LSTM and Boom, in one of them a gated attention.
+
+    `attention`: which layers attend, the first being 0; () is the paper's version without. `inner`: of Boom, 4 widths.
+    Unlike the published code, an LSTM's answer is added to the stream and does not replace it, queries are made of the
+    same normed states that are remembered, nothing is dropped of attention's inside, and matrices begin as Glorot's.
+    """
+    layers = {"before_last": (max(0, depth - 2),), "all": tuple(range(depth))}
+    attending = layers[attention] if isinstance(attention, str) else attention
+    if any(not 0 <= layer < depth for layer in attending):
+        raise InputError(f"layers {list(attending)} cannot all attend (model.attention). Use 0 to {depth - 1}.")
+    cell, look = Recurrent(LSTM()), GatedAttention(heads, Window(window))
+    feed = Boom(inner or 4 * width, dropout=dropout)
+    return Model(
+        width,
+        embed=Embed(dropout=dropout),
+        decoder=Stack(
+            tuple((cell, look, feed) if layer in attending else (cell, feed) for layer in range(depth)),
+            TwinNorm(),
+            dropout,
+        ),
+        readout=Vocabulary(tied=tied, biased=True),
+    )

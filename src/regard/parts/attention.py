@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,11 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import catalogue
+from regard.parts.banded import Band, banded, weighed
 from regard.parts.contract import Context, Memory, Shared, Sublayer, write
 from regard.parts.linear import linear
+from regard.parts.local import local_bands
 from regard.parts.pattern import Everything, Look, Pattern, gathered
 from regard.parts.position import Rotary
 from regard.parts.score import AnyScore, Dot, Score
+
+_LONG = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class SelfAttentionLayer(Sublayer):
         self.position = description.position.build(key_width) if description.position else None
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        q, k, v = (split_heads(part, self.heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        q, k, v = (split_heads(part, self.heads) for part in self.projected(x))
         if self.position is not None:
             places = context.places(x.shape[1], x.device)
             q, k = self.position(q, places), self.position(k, places)
@@ -58,6 +63,9 @@ class SelfAttentionLayer(Sublayer):
             memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
             if not fresh:
                 k, v = (part[:, :, : context.extent(x.shape[1])] for part in memory)
+        bands = self.bands(q, context) if fresh else None
+        if bands is not None:
+            return self.out(merge_heads(self.locally(q, k, v, bands, context))), memory if context.remember else None
         hidden, causal = self.visible(x.shape[1], k.shape[2], context, fresh, x.device)
         bias = None
         if context.bias is not None:
@@ -65,6 +73,30 @@ class SelfAttentionLayer(Sublayer):
             bias = context.bias(places, places if fresh else torch.arange(k.shape[2], device=x.device))
         y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal)
         return self.out(merge_heads(y)), memory if context.remember else None
+
+    def projected(self, x: Tensor) -> Sequence[Tensor]:
+        """BTD -> three of BTD; of a long text one by one, so that their slopes need not stand beside their sum."""
+        if x.shape[1] < _LONG:
+            together: Tensor = self.query_key_value(x)
+            return together.chunk(3, dim=-1)
+        weights, biases = self.query_key_value.weight.chunk(3), self.query_key_value.bias
+        parts = 3 * (None,) if biases is None else biases.chunk(3)
+        return [F.linear(x, weight, bias) for weight, bias in zip(weights, parts)]
+
+    def bands(self, q: Tensor, context: Context) -> list[Band] | None:
+        """Where a long text is read in bands: the pattern sees what is near only, and a kernel knows the score."""
+        if context.bias is not None or self.score.scale is None:
+            return None
+        realm = context.realm()
+        realm = None if realm is None else realm.repeat_interleave(self.heads, 0)
+        return local_bands(self.see, q.shape[2], len(q) * self.heads, realm, q.device)
+
+    def locally(self, q: Tensor, k: Tensor, v: Tensor, bands: list[Band], context: Context) -> Tensor:
+        """BHTK, BHTK, BHTV -> BHTV: as `attend`, in bands."""
+        assert self.score.scale is not None
+        if context.looking and context.record is not None:
+            context.record.write(context.name, weighed(q, k, bands, self.score.scale))
+        return switched(banded(q, k, v, bands, self.score.scale), context)
 
     def visible(
         self, queries: int, keys: int, context: Context, fresh: bool, device: torch.device
@@ -163,10 +195,13 @@ def attend(
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
         seen = weigh(score, q, k, mask, bias) if weights is None else weights
         context.record.write(context.name, rows_of(seen, rows))
-    if context.change is not None:
-        kept = context.change.keep(context.name, y.shape[1])
-        y = y if kept is None else y * kept.to(y)[:, None, None]
-    return y
+    return switched(y, context)
+
+
+def switched(y: Tensor, context: Context) -> Tensor:
+    """BHTV without the heads that are switched off."""
+    kept = None if context.change is None else context.change.keep(context.name, y.shape[1])
+    return y if kept is None else y * kept.to(y)[:, None, None]
 
 
 def weigh(score: Score, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:

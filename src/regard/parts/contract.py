@@ -7,7 +7,7 @@ decoder needs no padding mask, and a row's answer cannot depend on the rows besi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -58,6 +58,11 @@ class Record:
 
     wanted: Callable[[str], bool] = lambda name: True
     rows: dict[str, list[Tensor]] = field(default_factory=dict)
+    buckets: dict[str, list[Tensor]] = field(default_factory=dict)  # of layers that hash: BHTR, as they came
+
+    def note(self, name: str, buckets: Tensor) -> None:
+        """Append the buckets into which a layer hashed its tokens."""
+        self.buckets.setdefault(name, []).append(buckets)
 
     def write(self, name: str, weights: Tensor) -> None:
         """Append BHTS weights under a layer's name."""
@@ -136,6 +141,12 @@ class Context:
         """-> T or BT: the position of each token of this call."""
         return self.slots(length, device) if self.positions is None else self.positions
 
+    def realm(self) -> Tensor | None:
+        """-> BT: tokens with different numbers never meet: other documents, what is no token (-1); None: all may."""
+        if self.document is None:
+            return None if self.padding is None else self.padding.int() - 1
+        return self.document if self.padding is None else self.document.masked_fill(~self.padding, -1)
+
     def choose(self, make: Callable[[], T]) -> T:
         """Draw at random, replayably when someone keeps the choices."""
         return make() if self.choices is None else self.choices.choose(make)
@@ -201,6 +212,36 @@ def select(memory: Memory, rows: Tensor, sentences: Tensor | None = None) -> Mem
 def detach(memory: Memory) -> Memory:
     """The same memory, cut off from the gradients of the past."""
     return map_rows(lambda tensor: tensor.detach(), memory)
+
+
+@dataclass
+class Past:
+    """What is carried from one piece of a text to the next: what is remembered, and how many tokens were read."""
+
+    memory: Memory = None
+    read: int = 0
+
+    def goes_on(self, memory: Memory, length: int) -> None:
+        """After a piece of this length; gradients do not reach back beyond it."""
+        self.memory, self.read = detach(memory), self.read + length
+
+
+def leaves(memory: Memory) -> list[Tensor]:
+    """Every tensor of a tree, always in the same order."""
+    found: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_rows(keep, memory)
+    return found
+
+
+def refilled(memory: Memory, tensors: Sequence[Tensor]) -> Memory:
+    """The opposite of `leaves`: a tree like this one, of these tensors."""
+    left = iter(tensors)
+    return map_rows(lambda _: next(left), memory)
 
 
 def write(buffer: Tensor | None, new: Tensor, context: Context, dim: int) -> Tensor:

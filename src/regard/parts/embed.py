@@ -12,7 +12,7 @@ from regard.errors import InputError
 from regard.parts.contract import Context
 from regard.parts.join import Norm
 from regard.parts.linear import table
-from regard.parts.position import Concatenated, Learned, Sinusoid
+from regard.parts.position import Embedded
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Embed:
     BERT also adds a vector for the segment, which of two texts a token belongs to, and normalises the sum.
     """
 
-    position: Sinusoid | Learned | Concatenated | None = None
+    position: Embedded | None = None
     scaled: bool = False
     dropout: float = 0.0
     segments: int = 0

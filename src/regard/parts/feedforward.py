@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.errors import InputError
 from regard.parts.contract import Context, Memory, Sublayer
 from regard.parts.linear import linear
 
@@ -25,6 +26,7 @@ class FeedForward:
     biased: bool = True
     dropout: float = 0.0  # on the inside; what comes out is the join's business
     name: ClassVar[str] = "feedforward"
+    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
 
     def build(self, width: int, source_width: int | None = None) -> FeedForwardLayer:
         """The module for a stream of this width."""
@@ -46,6 +48,38 @@ class FeedForwardLayer(Sublayer):
         inside = activate(self.up(x) if self.gate is None else self.gate(x), self.activation)
         inside = inside if self.gate is None else inside * self.up(x)
         return self.down(self.dropout(inside)), None
+
+
+@dataclass(frozen=True)
+class Boom:
+    """Out into a wider inside, whose parts of the stream's width are then summed: no matrix back (Merity 2019)."""
+
+    inner: int
+    activation: Activation = "gelu"
+    dropout: float = 0.0  # on the inside; what comes out is the join's business
+    name: ClassVar[str] = "feedforward"
+    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+
+    def build(self, width: int, source_width: int | None = None) -> BoomLayer:
+        """The module for a stream of this width."""
+        if self.inner < width or self.inner % width:
+            upper = max(1, -(-self.inner // width)) * width
+            raise InputError(f"inner = {self.inner} is no multiple of width = {width} (model.inner). Try {upper}.")
+        return BoomLayer(self, width)
+
+
+class BoomLayer(Sublayer):
+    tokenwise = True
+
+    def __init__(self, description: Boom, width: int) -> None:
+        super().__init__()
+        self.activation, self.parts = description.activation, description.inner // width
+        self.up = linear(width, description.inner, parts=self.parts)
+        self.dropout = nn.Dropout(description.dropout)
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        inside: Tensor = self.dropout(activate(self.up(x), self.activation))
+        return inside.unflatten(-1, (self.parts, -1)).sum(-2), None
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -94,6 +94,7 @@ class PostNorm:
     """norm(x + f(x)): as the Transformer's paper has it."""
 
     norm: Norm = field(default_factory=LayerNorm)
+    streams: ClassVar[int] = 1  # that come out of the stack, side by side
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
         """The sublayer, joined."""
@@ -119,6 +120,7 @@ class PreNorm:
     """x + f(norm(x)): trains without warmup (Xiong 2020); the stack ends in one more norm."""
 
     norm: Norm = field(default_factory=LayerNorm)
+    streams: ClassVar[int] = 1  # that come out of the stack, side by side
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
         """The sublayer, joined."""
@@ -140,8 +142,40 @@ class PreNormJoined(Joined):
 
 
 @dataclass(frozen=True)
+class TwinNorm:
+    """a(x) + f(b(x)): what the stream carries is normed too, each with a norm of its own (Merity 2019, figure 1)."""
+
+    norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
+    streams: ClassVar[int] = 1  # that come out of the stack, side by side
+
+    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
+        """The sublayer, joined."""
+        return TwinNormJoined(sublayer, self.norm.build(width), self.norm.build(width), dropout)
+
+    def wire(self, layers: Layers) -> nn.Module:
+        """The layers, one after another."""
+        return InSequence(layers)
+
+    def closing(self, width: int) -> nn.Module:
+        """What stands at the end of the stack."""
+        return nn.Identity()
+
+
+class TwinNormJoined(Joined):
+    def __init__(self, sublayer: Sublayer, norm: nn.Module, stream: nn.Module, dropout: float) -> None:
+        super().__init__(sublayer, norm, dropout)
+        self.stream = stream
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        y, memory = self.sublayer(self.norm(x), context, memory)
+        return self.stream(x) + self.dropout(y), memory
+
+
+@dataclass(frozen=True)
 class Replace:
     """f(x): no residual and no norm, as the first recurrent models were stacked."""
+
+    streams: ClassVar[int] = 1  # that come out of the stack, side by side
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
         """The sublayer, joined."""

@@ -6,8 +6,9 @@ its place there (`Focus`): everywhere, about the query's own place, or about a p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,21 @@ from torch import Tensor, nn
 from regard.errors import InputError
 from regard.parts.contract import Source
 from regard.parts.linear import linear
+
+
+class Near(NamedTuple):
+    """Chunks in which a pattern finds all that it sees: their length, how many before and after one's own."""
+
+    chunk: int
+    before: int
+    after: int
+    whole: int  # the text's length, a whole number of chunks
+    joined: bool = False  # the last chunk counts as the one before the first
+
+
+def rounded(length: int, windows: tuple[int, ...]) -> int:
+    """A length longer than any window, rounded up so that all divide it."""
+    return length if length <= min(windows) else length + -length % math.lcm(*windows)
 
 
 @dataclass(frozen=True)
@@ -27,6 +43,10 @@ class Everything:
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
+        return None
+
+    def near(self, length: int) -> Near | None:
+        """Nothing is near only."""
         return None
 
     def focus(self, width: int) -> Focus:
@@ -45,6 +65,10 @@ class Causal:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
         return keys <= queries[..., None]
 
+    def near(self, length: int) -> Near | None:
+        """Nothing is near only."""
+        return None
+
 
 @dataclass(frozen=True)
 class Window:
@@ -59,8 +83,57 @@ class Window:
         behind = queries[..., None] - keys
         return (behind >= 0) & (behind < self.length)
 
+    def near(self, length: int) -> Near | None:
+        """Where all that is seen of a text of this length is found; None: anywhere in it."""
+        return Near(self.length, 1, 0, rounded(length, (self.length,))) if length > self.length else None
 
-Pattern = Everything | Causal | Window
+
+@dataclass(frozen=True)
+class Around:
+    """Less than `length` slots away, before or after."""
+
+    length: int = 256
+    causal: ClassVar[bool] = False
+    triangle: ClassVar[bool] = False
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Slots of queries (B)T and keys S -> (B)TS of booleans."""
+        return (queries[..., None] - keys).abs() < self.length
+
+    def near(self, length: int) -> Near | None:
+        """Where all that is seen of a text of this length is found; None: anywhere in it."""
+        return Near(self.length, 1, 1, rounded(length, (self.length,))) if length > self.length else None
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """One's own chunk of `length` slots and some before and after it: the published Reformer's local attention.
+
+    Where it looks ahead too, the last chunk counts as the one before the first, as it does there. Lengths are rounded
+    up so that `among`, the windows of all layers, divide them.
+    """
+
+    length: int = 64
+    before: int = 1
+    after: int = 0
+    causal: bool = True
+    among: tuple[int, ...] = ()
+    triangle: ClassVar[bool] = False
+
+    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
+        if not self.causal:
+            return None
+        apart = queries[..., None] // self.length - keys // self.length
+        return (keys <= queries[..., None]) & (apart <= self.before)
+
+    def near(self, length: int) -> Near | None:
+        """Where all that is seen of a text of this length is found; None: anywhere in it."""
+        whole = rounded(length, self.among or (self.length,))
+        return Near(self.length, self.before, self.after, whole, not self.causal) if whole > self.length else None
+
+
+Pattern = Everything | Causal | Window | Around | Neighbours
 
 
 class Focus(nn.Module):

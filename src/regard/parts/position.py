@@ -5,7 +5,7 @@ self-attention, or on the stack (one bias for all its layers).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -72,6 +72,10 @@ class Learned:
     longest: int = 512
     place: ClassVar[Place] = "embedding"
 
+    def grown(self, longest: int) -> Learned:
+        """The same for more positions."""
+        return replace(self, longest=longest)
+
     def build(self, width: int) -> LearnedLayer:
         """The module for a stream of this width."""
         return LearnedLayer(width, self.longest)
@@ -89,6 +93,59 @@ class LearnedLayer(EmbeddedPosition):
     def table(self, positions: Tensor) -> Tensor:
         """(B)T -> (B)TD."""
         return nn.functional.embedding(positions, self.weight)
+
+
+@dataclass(frozen=True)
+class Axial:
+    """A vector for each row and one for each column of a grid, side by side (Kitaev 2020, section 4).
+
+    Position p stands in row p // columns and in column p % columns. `widths`: of the two; halves when not said.
+    """
+
+    shape: tuple[int, int] = (64, 64)
+    widths: tuple[int, int] | None = None
+    place: ClassVar[Place] = "embedding"
+
+    def __post_init__(self) -> None:
+        for name, pair in (("shape", self.shape), ("widths", self.widths or (1, 1))):
+            if min(pair) < 1:
+                raise InputError(f"axial positions need {name} of 1 or more, got {list(pair)}.")
+
+    @property
+    def longest(self) -> int:
+        """How many positions there are."""
+        return self.shape[0] * self.shape[1]
+
+    def grown(self, longest: int) -> Axial:
+        """The same with as many more rows as it takes."""
+        return replace(self, shape=(-(-longest // self.shape[1]), self.shape[1]))
+
+    def cut(self, width: int) -> tuple[int, int]:
+        """How much of the width is the row's, and how much the column's."""
+        return self.widths or (width // 2, width - width // 2)
+
+    def build(self, width: int) -> AxialLayer:
+        """The module for a stream of this width."""
+        widths = self.cut(width)
+        if sum(widths) != width or min(widths) < 1:
+            raise InputError(f"axial widths {list(widths)} do not make up a stream of width {width}. Leave them out.")
+        return AxialLayer(self.shape, widths)
+
+
+class AxialLayer(EmbeddedPosition):
+    def __init__(self, shape: tuple[int, int], widths: tuple[int, int]) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(table(shape[0], widths[0], 0.02))
+        self.columns = nn.Parameter(table(shape[1], widths[1], 0.02))
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table(positions)
+
+    def table(self, positions: Tensor) -> Tensor:
+        """(B)T -> (B)TD."""
+        columns = len(self.columns)
+        row = nn.functional.embedding(positions // columns, self.rows)
+        return torch.cat([row, nn.functional.embedding(positions % columns, self.columns)], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -188,7 +245,8 @@ class RelativeBiasLayer(nn.Module):
         return offset + torch.where(distance < exact, distance, wide.clamp_max(buckets - 1))
 
 
-Position = Sinusoid | Learned | Concatenated | Rotary | RelativeBias
+Embedded = Sinusoid | Learned | Axial | Concatenated
+Position = Embedded | Rotary | RelativeBias
 
 
 def at(place: Place, position: Position | None) -> Position | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,19 @@ from regard.parts.join import Joined, LayerNorm, Layers, Norm
 
 @dataclass(frozen=True)
 class Reversible:
-    """f(norm(x)) beside the stream; the pair of streams holds the residual."""
+    """f(norm(x)) beside the stream; the pair of streams holds the residual.
+
+    `answer`: the mean of the two, or both side by side, twice as wide, as the published Reformer has it.
+    """
 
     norm: Norm = field(default_factory=LayerNorm)
-    slice_length: int = 65_536  # tokenwise sublayers run over this many tokens at a time
+    slice_length: int = 8_192  # tokenwise sublayers run over this many tokens at a time
+    answer: Literal["mean", "beside"] = "mean"
+
+    @property
+    def streams(self) -> int:
+        """How many come out of the stack, side by side."""
+        return 2 if self.answer == "beside" else 1
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
         """The sublayer, joined."""
@@ -33,7 +42,7 @@ class Reversible:
 
     def wire(self, layers: Layers) -> nn.Module:
         """The layers, reversible."""
-        return InTurn(layers, self.slice_length)
+        return InTurn(layers, self.slice_length, self.streams)
 
     def closing(self, width: int) -> nn.Module:
         """What stands at the end of the stack."""
@@ -47,30 +56,40 @@ class BranchJoined(Joined):
 
 
 class InTurn(nn.Module):
-    """Both streams start as the input; the answer is their mean."""
+    """Both streams start as the input; the answer is their mean, or both."""
 
-    def __init__(self, layers: Layers, slice_length: int) -> None:
+    def __init__(self, layers: Layers, slice_length: int, streams: int) -> None:
         super().__init__()
+        self.streams = streams
         turns = [sum(map(len, layers[:number])) for number in range(len(layers))]
         self.layers = nn.ModuleList(ReversibleLayer(layer, turn, slice_length) for layer, turn in zip(layers, turns))
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """BTD -> BTD, and a tuple of what each layer remembers."""
+        """BTD -> BTD (twice as wide where streams stand side by side), and a tuple of what each layer remembers."""
         forgetful = torch.is_grad_enabled() and not context.remember and memory is None
         tape = Tape() if forgetful else None
         pair, kept = (x, x), []
         for number, layer in enumerate(self.layers):
             if context.every is not None:
-                context.keep((pair[0] + pair[1]) * 0.5)
+                context.keep(self.answer(*pair))
             pair, now = layer(pair, context.under(str(number)), memory[number] if memory else None, tape)
             kept.append(now)
-        return (pair[0] + pair[1]) * 0.5, tuple(kept)
+        return self.answer(*pair), tuple(kept)
+
+    def answer(self, first: Tensor, second: Tensor) -> Tensor:
+        """What is said of a pair of streams."""
+        return (first + second) * 0.5 if self.streams == 1 else torch.cat([first, second], dim=-1)
 
 
 class Tape:
     """The only activations alive: what the last layer said, then, going back, each layer's input."""
 
     pair: list[Tensor] | None = None
+    slopes: tuple[int, ...] = ()  # where the slopes lie that the layer above has left, which nobody else holds
+
+    def own(self, slope: Tensor) -> Tensor:
+        """A slope that may be added to in place."""
+        return slope if slope.data_ptr() in self.slopes else slope.clone()
 
 
 class ReversibleLayer(nn.Module):
@@ -163,7 +182,7 @@ class Replayed(torch.autograd.Function):
                 inside = sliced(replace(context.under(name), choices=choices), piece, x.shape[1])
                 total[:, piece] = pair[at][:, piece] + sublayer(x[:, piece], inside)[0]
             pair[at] = total
-        tape.pair = pair
+        tape.pair = [stream.detach() for stream in pair]  # what is given on leads back to here: a circle
         return pair[0], pair[1]
 
     @staticmethod
@@ -173,7 +192,7 @@ class Replayed(torch.autograd.Function):
             raise RuntimeError("a reversible stack goes backward once; do the forward pass again")
         inputs = list(ctx.saved_tensors)
         totals: list[Tensor | None] = [None] * len(inputs)
-        pair, slopes = tape.pair, [grads[0].clone(), grads[1].clone()]
+        pair, slopes = tape.pair, [tape.own(slope) for slope in grads]
         for number, (at, name, sublayer) in reversed(list(enumerate(layer.steps()))):
             with replaying(ctx.states[number], pair[0].device), torch.autocast(**ctx.autocast):
                 choices = ctx.choices[number].replay()
@@ -199,6 +218,7 @@ class Replayed(torch.autograd.Function):
                         if part is not None:
                             totals[i] = part if before is None else before + part
         ctx.choices = None
+        tape.slopes = slopes[0].data_ptr(), slopes[1].data_ptr()
         return slopes[0], slopes[1], None, None, None, None, *totals
 
 

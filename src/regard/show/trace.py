@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,19 +87,28 @@ def trace(
 ) -> Seen:
     """Read a text (and say a target) once, with a record of what every layer attends to."""
     record = Record()
+    inputs, source, said = read_once(network, (tokenizer, target_tokenizer), text, target)
+    with torch.inference_mode():
+        network.states(**inputs, record=record)
+    weights = {name: record.matrix(name)[0].cpu() for name in record.rows}
+    return Seen(tokenizer.token_texts(source), target_tokenizer.token_texts(said), weights, aligners)
+
+
+def read_once(
+    network: Network, tokenizers: tuple[Tokenizer, Tokenizer], text: str, target: str | None
+) -> tuple[dict[str, Any], list[int], list[int]]:
+    """What a network is given to read a text (and say a target) once; the tokens of the source and of what is said."""
+    tokenizer, target_tokenizer = tokenizers
     device = next(network.parameters()).device
+    inputs: dict[str, Any] = {}
     if network.encoder is None or network.decoder is None:
         ids = [*row_of(network, tokenizer, tokenizer.encode(text))]
-        source_ids = None
         source, said = ([], ids) if network.encoder is None else (ids, [])
     else:
         source = [*tokenizer.encode(text), tokenizer.end]
-        source_ids = torch.tensor([source], device=device)
+        inputs["source_ids"] = torch.tensor([source], device=device)
         said = target_tokenizer.encode(target or "")
         ids = [target_tokenizer.begin, *said]
         said = [*said, target_tokenizer.end]
-    with torch.inference_mode():
-        read = as_read(network, tokenizer, torch.tensor([ids], device=device))
-        network.states(read, source_ids=source_ids, record=record)
-    weights = {name: record.matrix(name)[0].cpu() for name in record.rows}
-    return Seen(tokenizer.token_texts(source), target_tokenizer.token_texts(said), weights, aligners)
+    inputs["ids"] = as_read(network, tokenizer, torch.tensor([ids], device=device))
+    return inputs, source, said

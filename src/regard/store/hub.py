@@ -17,6 +17,7 @@ from regard.describe import to_plain, toml_value
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
 from regard.parts.embed import Embed
+from regard.parts.position import Axial
 from regard.store.bert import BERT, DISTILBERT, ROBERTA
 from regard.store.family import Family, Published, Weights
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
@@ -24,6 +25,7 @@ from regard.store.gpt2 import GPT2
 from regard.store.loaded import INDEX, LONGEST_TEXT, WEIGHTS, Loaded, fill, refuse_pickles, require_finite, root_of
 from regard.store.marian import MARIAN
 from regard.store.numbered import numbered
+from regard.store.reformer import REFORMER
 from regard.store.sentences import is_sentence_folder, read_longest_text, read_sentence_readout, write_sentence_files
 from regard.store.settings import GENERATION, Settings
 from regard.store.speaking import published_generation, read_generation
@@ -32,10 +34,10 @@ from regard.store.table import Claim, claims, compare, require_same
 from regard.store.words import Frame, Tokenizers, has_tokenizer, read_published, write_published
 from regard.version import __version__
 
-FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT)
+FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER)
 _ONLY_BERT = {"hidden_size", "intermediate_size", "type_vocab_size"}
-_KNOWN = {"self_attention", "cross_attention", "feed_forward"}
-_FREE = {"dropout", "spread", "weight", "temperature"}  # what no answer depends on
+_KNOWN = {"self_attention", "lsh_attention", "cross_attention", "feed_forward"}
+_FREE = {"dropout", "spread", "weight", "temperature", "slice_length"}  # what no answer depends on
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,9 @@ def _plain(model: Model) -> Any:
         for part in [part for layer in (plain[side] or {"layers": []})["layers"] for part in layer]:
             if "key_width" in part:
                 part["key_width"] = part["key_width"] or model.width // part["heads"]
+    match model.embed:
+        case Embed(position=Axial() as position):
+            plain["embed"]["position"]["widths"] = list(position.cut(model.width))
     if plain["readout"]["kind"] == "vector" and plain["readout"]["inner"] is None:
         plain["readout"] = {"kind": "vector"}
     if model.encoder is None or model.decoder is None:

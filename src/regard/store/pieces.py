@@ -1,4 +1,4 @@
-"""SentencePiece files as tokenizers: T5's spiece.model, and Marian's pair of models over one numbering."""
+"""SentencePiece files as tokenizers: T5's and the Reformer's spiece.model, Marian's pair over one numbering."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from regard.errors import DamagedFile, InputError
 from regard.store.files import read_bounded
 from regard.text.tokenizer import ELSEWHERE
 
-_UNIGRAM = 1
-_CONTROL, _USER, _BYTE = 3, 4, 6  # kinds of pieces
+_UNIGRAM, _PAIRS = 1, 2  # kinds of models
+_NORMAL, _CONTROL, _USER, _BYTE = 1, 3, 4, 6  # kinds of pieces
 _MARK = "▁"
 _NOWHERE = "\ufffe"  # stands in a text for ELSEWHERE, so that no text holds that
 
@@ -30,6 +30,7 @@ class Pieces:
     characters: bytes  # how characters are written before they are cut
     trimmed: bool
     compatible: bool  # characters are first written as Unicode's NFKC has them
+    paired: bool  # pieces come from joining pairs, not from their probabilities
 
     @property
     def bytewise(self) -> bool:
@@ -37,8 +38,8 @@ class Pieces:
         return self.byte_fallback and _BYTE in self.kinds
 
 
-def read_pieces(path: Path) -> Pieces:
-    """A SentencePiece model of the unigram kind."""
+def read_pieces(path: Path, *kinds: int) -> Pieces:
+    """A SentencePiece model, of the unigram kind unless other kinds are read too."""
     from google.protobuf.message import DecodeError
     from sentencepiece import sentencepiece_model_pb2
 
@@ -48,7 +49,7 @@ def read_pieces(path: Path) -> Pieces:
         found = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
     except (DecodeError, UnicodeDecodeError, ValueError) as error:
         raise _unusable(path, "it is not a SentencePiece model") from error
-    if proto.trainer_spec.model_type != _UNIGRAM:
+    if proto.trainer_spec.model_type not in (_UNIGRAM, *kinds):
         raise InputError(f"{path} is not a unigram model, the only kind that is read. Save a tokenizer.json instead.")
     unknown = proto.trainer_spec.unk_id
     if not 0 <= unknown < len(found) or len({text for text, _, _ in found}) < len(found):
@@ -64,7 +65,37 @@ def read_pieces(path: Path) -> Pieces:
         spec.precompiled_charsmap,
         spec.remove_extra_whitespaces,
         "nfkc" in spec.name,
+        proto.trainer_spec.model_type == _PAIRS,
     )
+
+
+def piece_tokenizer(path: Path, sentinels: int) -> tokenizers.Tokenizer:
+    """The tokenizer of a spiece.model: the Reformer's if pairs were joined, else T5's."""
+    found = read_pieces(path, _PAIRS)
+    return paired_tokenizer(found) if found.paired else t5_tokenizer(path, sentinels)
+
+
+def paired_tokenizer(found: Pieces) -> tokenizers.Tokenizer:
+    """The Reformer's: of two neighbours that make a piece, those that make the best are joined first."""
+    numbers = {text: number for number, (text, _) in enumerate(found.scores)}
+    best = sorted(
+        (score, text) for (text, score), kind in zip(found.scores, found.kinds) if kind == _NORMAL and len(text) > 1
+    )  # fmt: skip
+    halves = [(text[:cut], text[cut:]) for _, text in reversed(best) for cut in range(1, len(text))]
+    pairs = [pair for pair in halves if pair[0] in numbers and pair[1] in numbers]
+    unknown = found.scores[found.unknown][0]
+    model = models.BPE(numbers, pairs, unk_token=unknown, fuse_unk=True, byte_fallback=found.bytewise)
+    tokenizer = tokenizers.Tokenizer(model)
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(found.characters)] if found.characters else []
+    if found.trimmed:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    within = any(_MARK in text[1:] for text, _ in found.scores)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_MARK, "always", split=not within)
+    tokenizer.decoder = _decoder(found, [])
+    _add(tokenizer, found)
+    tokenizer.add_special_tokens([AddedToken(unknown, normalized=False)])
+    return tokenizer
 
 
 def t5_tokenizer(path: Path, sentinels: int) -> tokenizers.Tokenizer:

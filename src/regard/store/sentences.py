@@ -86,5 +86,5 @@ def write_sentence_files(folder: Path, model: Model, longest_text: int | None) -
         settings = {"max_seq_length": longest_text, "do_lower_case": False}
         write_file(folder / "sentence_bert_config.json", json_bytes(settings))
     (folder / "1_Pooling").mkdir(exist_ok=True)
-    pooling = {"word_embedding_dimension": model.width, **chosen, **dict.fromkeys(_OTHERS, False)}
+    pooling = {"word_embedding_dimension": model.vector_width, **chosen, **dict.fromkeys(_OTHERS, False)}
     write_file(folder / "1_Pooling" / "config.json", json_bytes(pooling))

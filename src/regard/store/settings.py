@@ -73,6 +73,30 @@ class Settings:
             raise DamagedFile(f"{shown} must be {least:,} to {most:,}, got {value:,} ({self.where}). Copy it again.")
         return int(value)
 
+    def perhaps(self, name: str) -> int | None:
+        """A whole number, or nothing."""
+        self.leave(name)
+        return None if self.config.get(name) is None else self.whole(name, least=-_LARGEST)
+
+    def counts(self, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+        """Several whole numbers, or one alone."""
+        said = self._value(int | tuple[int, ...], name, default)
+        numbers = (said,) if isinstance(said, int) else said
+        if not all(0 < number <= _LARGEST for number in numbers):
+            raise DamagedFile(f"{name} must be 1 to {_LARGEST:,}, got {list(numbers)} ({self.where}). Copy it again.")
+        return tuple(numbers)
+
+    def pair(self, name: str, default: tuple[int, int]) -> tuple[int, int]:
+        """Two whole numbers."""
+        found = self.counts(name, default)
+        if len(found) != 2:
+            raise DamagedFile(f"{name} must be two numbers, got {list(found)} ({self.where}). Copy it again.")
+        return found[0], found[1]
+
+    def words(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
+        """Several words."""
+        return tuple(self._value(tuple[str, ...], name, default))
+
     def depth(self, name: str, default: int | None = None) -> int:
         """How many layers; far more than anyone publishes are refused before they are described."""
         return self.whole(name, default, most=10_000)
@@ -132,7 +156,8 @@ class Settings:
     def settle(self) -> None:
         """Refuse, with the full list, what was not honoured and what nobody asked for."""
         for name, values in _ASSUMED.items():
-            self.assume(name, *values)
+            if name not in self._asked:
+                self.assume(name, *values)
         for name in sorted(self.config.keys() - self._asked):
             if self.config[name] is not None:
                 self.refuse(name, self.config[name])

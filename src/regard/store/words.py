@@ -1,7 +1,8 @@
 """Published tokenizers: every layout of files becomes the one Tokenizer.
 
-tokenizer.json; BERT's vocab.txt; GPT-2's and RoBERTa's vocab.json with merges.txt; T5's spiece.model; Marian's
-source.spm and target.spm with vocab.json. What plays which part is said by tokenizer_config.json or its older like.
+tokenizer.json; BERT's vocab.txt; GPT-2's and RoBERTa's vocab.json with merges.txt; T5's and the Reformer's
+spiece.model; Marian's source.spm and target.spm with vocab.json. What plays which part is said by
+tokenizer_config.json or its older like.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from regard import catalogue
 from regard.errors import DamagedFile, InputError
 from regard.store.files import json_bytes, read_bounded, read_json, require_file, write_file
-from regard.store.pieces import marian_tokenizer, t5_tokenizer
+from regard.store.pieces import marian_tokenizer, piece_tokenizer
 from regard.text.tokenizer import Roles, Tokenizer
 
 Names = dict[str, str]
@@ -277,7 +278,7 @@ def _t5(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     extra = settings.get("extra_ids", 100)
     if not isinstance(extra, int) or not 0 <= extra <= 10_000:
         raise ValueError(f"extra_ids is {extra!r}")
-    return t5_tokenizer(folder / "spiece.model", extra)
+    return piece_tokenizer(folder / "spiece.model", extra)
 
 
 def _marian(folder: Path, settings: Mapping[str, Any], start: int | None, end: int | None) -> Tokenizers:

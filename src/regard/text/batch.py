@@ -66,6 +66,7 @@ class Plan:
     batch_tokens: int
     seed: int
     shares: tuple[Share, ...] = ()  # of several corpora; none: each sample once an epoch
+    lanes: int = 0  # read abreast, a step taking the next sample of each; none: samples come in any order
     _last: dict[tuple[int, int], list[Indices]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -91,6 +92,8 @@ class Plan:
 
     def pool(self, epoch: int, number: int) -> list[Indices]:
         """The samples of each step of a pool."""
+        if self.lanes:
+            return self._abreast
         if (epoch, number) not in self._last:
             samples = self._order.at(epoch, number * self._pool, (number + 1) * self._pool)
             steps = self._cut(self._sorted(samples))
@@ -100,13 +103,17 @@ class Plan:
         return self._last[epoch, number]
 
     def in_order(self) -> list[Indices]:
-        """Every sample once, from short to long: for validation, where the order does not matter."""
-        return self._cut(self._sorted(np.arange(len(self.lengths))))
+        """Every sample once, from short to long, or lanes as they go on: for validation."""
+        return self._abreast if self.lanes else self._cut(self._sorted(np.arange(len(self.lengths))))
 
     @cached_property
     def pools(self) -> int:
         """How many pools an epoch has."""
-        return -(-len(self._order) // self._pool)
+        return 1 if self.lanes else -(-len(self._order) // self._pool)
+
+    @cached_property
+    def _abreast(self) -> list[Indices]:
+        return np.split(np.arange(len(self.lengths)), len(self.lengths) // self.lanes)
 
     @cached_property
     def _order(self) -> Order:

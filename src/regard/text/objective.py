@@ -26,6 +26,11 @@ class Objective:
     like: ClassVar[str] = ""  # a model that is made for it
     aligned: ClassVar[bool] = False  # whether a pair's sides say the same, so that one that is shifted shows
 
+    @property
+    def reach(self) -> int:
+        """How many positions rows may stand in, when they do not begin at 0."""
+        return 0
+
     def named(self, corpus: Corpus) -> Self:
         """The problem with the names of what can be answered, as the training text has them."""
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,7 @@ class PieceSamples:
 
     pieces: Pieces
     frame: Frame
+    lanes: ClassVar[int] = 0
 
     def __len__(self) -> int:
         return len(self.pieces)

@@ -20,6 +20,7 @@ from regard.text.masking import Masked
 from regard.text.objective import Objective, Tokenizers, bad, blank, require_plain, require_room, require_some
 from regard.text.samples import LeftOut, PackedSamples, PairSamples
 from regard.text.spans import Spans
+from regard.text.stream import Stream, documents
 from regard.text.tagging import Tagging
 from regard.text.texts import prefixed, sizes_of
 from regard.text.tokenizer import Tokenizer
@@ -103,37 +104,48 @@ class Translation(Objective):
 
 @dataclass(frozen=True)
 class NextToken(Objective):
-    """Say what comes next; documents are packed one after the other into rows of `length` tokens."""
+    """Say what comes next; documents are packed one after the other into rows of `length` tokens.
+
+    `shift`: while learning, the positions of a row begin anywhere, so that it ends within so many: then all positions
+    are learnt, though rows are short. Without it, and when validating, they begin at 0.
+    """
 
     length: int = 256
+    shift: int = 0
     stacks: ClassVar[tuple[bool, bool] | None] = (False, True)
     like: ClassVar[str] = "gpt2"
 
     def __post_init__(self) -> None:
         require_room("length", self.length)
+        if self.shift and self.shift < self.length:
+            raise InputError(
+                f"shift = {self.shift:,} leaves no room for rows of {self.length:,} tokens (text.problem.shift). "
+                f"Use {self.length:,} or more, or leave it out."
+            )
+
+    @property
+    def reach(self) -> int:
+        """How many positions rows may stand in, when they do not begin at 0."""
+        return self.shift
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
     ) -> PackedSamples:  # fmt: skip
         """The documents of a corpus as rows: begin, document, end, begin, document, end, ..."""
         require_plain(corpus, dropout)
-        tokenizer = tokenizers[0]
-        stream = encode_texts(tokenizer, corpus.sources, cache)
-        empty = np.flatnonzero(np.asarray(stream.lengths) == 0)
-        held = np.isin(empty, list(corpus.bad), invert=True).astype(np.uint8)
-        left_out = LeftOut(empty, held, ("not UTF-8", "empty"))
-        require_some(len(corpus) - len(empty), corpus, "documents", left_out, "Name a file that holds text.")
+        stream, left_out = documents(corpus, tokenizers[0], cache)
         return PackedSamples(
             corpus=corpus,
             stream=stream,
             length=self.length,
-            pad=tokenizer.pad,
+            pad=tokenizers[0].pad,
             left_out=left_out,
             bytes=int(sizes_of(corpus.sources).sum()),
+            shift=self.shift,
         )
 
 
-Problem = Translation | NextToken | Masked | Spans | BothWays | Labels | Scores | Tagging | Contrast
+Problem = Translation | NextToken | Stream | Masked | Spans | BothWays | Labels | Scores | Tagging | Contrast
 
 
 def default_problem(corpus: Corpus) -> Translation | NextToken:

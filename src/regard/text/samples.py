@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor
 
 from regard.text.batch import IGNORE, Batch
 from regard.text.corpus import Corpus
+from regard.text.draws import Draws
 from regard.text.dropout import Dropout
 from regard.text.encode import Rows, rows_of
 from regard.text.frame import padding_of, spread
 from regard.text.order import Indices, Share
+
+_FIRST = 1  # what is drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +64,10 @@ class Samples(Protocol):
     def shares(self) -> tuple[Share, ...]:
         """How many samples come from each part of the corpus, and how often each comes in an epoch."""
 
+    @property
+    def lanes(self) -> int:
+        """How many texts are read abreast, each on from step to step: sample i + lanes follows i. 0: any order."""
+
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
@@ -84,6 +91,7 @@ class PairSamples:
     bytes: int
     dropout: tuple[Dropout, ...] = ()
     longest: int = 0
+    lanes: ClassVar[int] = 0
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -143,6 +151,8 @@ class PackedSamples:
     pad: int
     left_out: LeftOut
     bytes: int
+    lanes: int = 0
+    shift: int = 0  # positions begin at random, so that a row ends within so many; 0: at 0
 
     def __len__(self) -> int:
         return -(-(len(self.stream.flat) - 1) // self.length)
@@ -176,6 +186,11 @@ class PackedSamples:
         begins = self._begins(rows)
         targets[begins[:, 1:]] = IGNORE
         inputs = {"ids": ids, **padding_of("padding", rows.lengths - 1), **self._documents(begins[:, :-1])}
+        if self.shift and draw is not None:
+            first = Draws(draw, places).below(_FIRST, self.shift - rows.lengths + 2)
+            along = inputs.get("positions", torch.arange(ids.shape[1]))
+            # What stands behind a short row is no token, but has a position too.
+            inputs["positions"] = (along + torch.from_numpy(first)[:, None]).clamp_max(self.shift - 1)
         return Batch(inputs, targets, tuple(self._document_at(rows.starts).tolist()))
 
     def where(self, indices: Sequence[int] | Indices) -> str:

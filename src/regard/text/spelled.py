@@ -116,6 +116,11 @@ class SpelledSamples:
         """How many samples come from each part of the corpus, and how often each comes in an epoch."""
         return self.of.shares
 
+    @property
+    def lanes(self) -> int:
+        """How many texts are read abreast."""
+        return self.of.lanes
+
     def __len__(self) -> int:
         return len(self.of)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ class AnsweredSamples:
     """Texts with answers as samples; what is asked of them is for each problem to say."""
 
     usable: Usable
+    lanes: ClassVar[int] = 0
 
     def __len__(self) -> int:
         return len(self.usable.kept)

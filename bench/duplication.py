@@ -1,0 +1,150 @@
+"""The duplication task (Kitaev 2020, section 5): 0w0w, where all of the second w is to be foretold.
+
+Models learn with full attention, or with some rounds of hashing; each is then asked with full attention and with more
+or fewer rounds, by the same weights under another description.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.models import zoo
+from regard.models.model import Model, Network
+from regard.parts.lsh import Ranks
+from regard.parts.position import Learned
+from regard.text.batch import IGNORE
+
+FULL = 0
+"""As a number of rounds: every key is seen."""
+
+_OFTEN = 100  # steps between two things said
+TEXTS = 64
+"""That a model is asked about."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """How long, how many symbols, and how a model learns it."""
+
+    length: int = 128
+    symbols: int = 127
+    width: int = 128
+    depth: int = 1
+    heads: int = 4
+    window: int = 16
+    buckets: int = 8
+    steps: int = 1000
+    batch: int = 32
+    rate: float = 4e-3
+    seed: int = 1
+
+    def model(self, rounds: int) -> Model:
+        """The description of the model with so many rounds."""
+        kind = ("full",) if rounds == FULL else ("lsh",)
+        return zoo.reformer(
+            self.width, self.depth, self.heads, attention=kind, see=Ranks(self.window), buckets=self.buckets,
+            rounds=max(1, rounds), dropout=0.0, position=Learned(self.length),
+        )  # fmt: skip
+
+    def build(self, rounds: int) -> Network:
+        """The same weights at first, whatever the rounds."""
+        torch.manual_seed(self.seed)
+        return self.model(rounds).build(self.symbols + 1)
+
+    def draw(self, number: int, batch: int) -> tuple[Tensor, Tensor]:
+        """Texts, and what is to be foretold; those below 0 are for asking only."""
+        source = torch.Generator().manual_seed((self.seed << 32) + 2 * abs(number) + (number < 0))
+        word = torch.randint(1, self.symbols + 1, (batch, self.length // 2 - 1), generator=source)
+        half = torch.cat([torch.zeros(batch, 1, dtype=torch.long), word], dim=1)
+        text = torch.cat([half, half], dim=1)
+        targets = text[:, 1:].clone()
+        targets[:, : self.length // 2] = IGNORE
+        return text[:, :-1], targets
+
+
+def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -> Network:
+    """A model that has learnt the task; what it has learnt so far is kept every so often, and gone on from."""
+    network = task.build(rounds)
+    optimizer = torch.optim.Adam(network.parameters(), lr=task.rate, betas=(0.9, 0.98))
+    first = 0
+    if keep is not None and keep.exists():
+        kept: dict[str, Any] = torch.load(keep, weights_only=True)
+        network.load_state_dict(kept["network"])
+        optimizer.load_state_dict(kept["optimizer"])
+        first = kept["step"]
+    network.train()
+    start = time.perf_counter()
+    for step in range(first, task.steps):
+        torch.manual_seed(task.seed + step)  # directions are drawn from it, so that going on equals never stopping
+        ids, targets = task.draw(step, task.batch)
+        for group in optimizer.param_groups:
+            group["lr"] = task.rate * min(1.0, (step + 1) / 100, 4 * (1 - step / task.steps))
+        loss = network.loss({"ids": ids}, targets) / (targets != IGNORE).sum()
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % _OFTEN == 0:
+            if keep is not None:
+                state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+                torch.save(state, keep.with_suffix(".new"))
+                keep.with_suffix(".new").replace(keep)
+            say(f"{called(rounds)}, step {step + 1}: loss {loss.item():.3f}, {time.perf_counter() - start:.0f} s")
+    return network
+
+
+@torch.inference_mode()
+def right(task: Task, learnt: Network, rounds: int) -> float:
+    """The share of symbols that a model foretells with so many rounds."""
+    network = task.build(rounds).eval()
+    network.load_state_dict(learnt.state_dict())
+    ids, targets = task.draw(-1, TEXTS)
+    said = network(ids).argmax(-1)
+    asked = targets != IGNORE
+    return float((said == targets)[asked].float().mean())
+
+
+def measure(
+    task: Task, learning: Sequence[int], asking: Sequence[int], folder: Path | None = None, say: Say = print
+) -> dict[tuple[int, int], float]:
+    """The share that is right, by the rounds a model has learnt with and those it is asked with."""
+    found = {}
+    for rounds in learning:
+        keep = None if folder is None else folder / f"rounds-{rounds}.pt"
+        network = learn(task, rounds, keep, say)
+        found |= {(rounds, asked): right(task, network, asked) for asked in asking}
+    return found
+
+
+def table(found: Mapping[tuple[int, int], float]) -> str:
+    """Markdown of the paper's shape: a line a model, a column a way to ask it."""
+    asking = list(dict.fromkeys(asked for _, asked in found))
+    lines = [f"| learnt with | {' | '.join(map(called, asking))} |", f"|---|{'---|' * len(asking)}"]
+    for rounds in dict.fromkeys(learnt for learnt, _ in found):
+        lines.append(f"| {called(rounds)} | {' | '.join(f'{found[rounds, asked]:.1%}' for asked in asking)} |")
+    return "\n".join(lines)
+
+
+def called(rounds: int) -> str:
+    """The name of a way to attend."""
+    return "full attention" if rounds == FULL else f"LSH, {rounds} round{'s' if rounds > 1 else ''}"
+
+
+def facts(task: Task) -> dict[str, str]:
+    """What was learnt by what, and how."""
+    return {
+        "task": f"0w0w of {task.length} tokens, {task.symbols} symbols; the share of the second w that is foretold, in "
+        f"{TEXTS} texts that were not learnt from",
+        "model": f"`zoo.reformer`, {task.depth} layer, width {task.width}, {task.heads} heads, queries that are keys; "
+        f"LSH: {task.buckets} buckets, the last {task.window} keys of one's own",
+        "training": f"{task.steps:,} steps of {task.batch} texts, Adam at {task.rate:g}, directions drawn anew",
+    }

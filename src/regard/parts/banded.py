@@ -1,0 +1,254 @@
+"""Attention in bands: tokens laid out in some order, cut into chunks, each of which sees itself and its neighbours.
+
+Time and memory grow with the length, not with its square. The order may be the text's (local attention) or that of
+buckets (LSH), and may hold a token once a round: rounds are then weighed by the sum of what they saw, so that together
+they are one softmax. Work goes slice by slice, and nothing as large as queries times keys is ever kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_SLICE = 8192  # places worked on at once: what they need stays in a processor's cache
+
+Hide = Callable[[slice, slice], Tensor]
+"""Rows and chunks -> (1|n)cCW: what is added to the scores of a chunk's queries and the keys around it."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """N rows of M places, a whole number of chunks. Windows at either end go round to the other; `hide` says no."""
+
+    tokens: Tensor  # NM, which token stands at a place
+    places: Tensor  # NRT, at which place a token stands, in each of this band's rounds
+    chunk: int
+    before: int  # chunks seen before one's own, and after it
+    after: int
+    hide: Hide
+
+    def around(self, chunks: slice) -> Tensor:
+        """-> the places of these chunks and of their neighbours, in a row."""
+        length = self.tokens.shape[1]
+        first, last = (chunks.start - self.before) * self.chunk, (chunks.stop + self.after) * self.chunk
+        return torch.arange(first, last, device=self.tokens.device) % length
+
+    def windows(self, values: Tensor) -> Tensor:
+        """Values nL... over places in a row -> ncW...: the window of each chunk, a view where there can be one."""
+        wide = (self.before + 1 + self.after) * self.chunk
+        seen = values.unfold(1, wide, self.chunk)
+        return seen if values.dim() == 2 else seen.transpose(2, 3)
+
+    def chunks(self, values: Tensor) -> Tensor:
+        """Values nL... -> ncC...: cut into chunks."""
+        apart: Tensor = values.unflatten(1, (-1, self.chunk))
+        return apart
+
+    def slices(self) -> Iterator[tuple[slice, list[slice]]]:
+        """Rows, and the chunks of theirs to go through one slice after the other."""
+        rows, length = self.tokens.shape
+        together, at_once = max(1, _SLICE // length), max(1, _SLICE // self.chunk)
+        count = length // self.chunk
+        pieces = [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+        for first in range(0, rows, together):
+            yield slice(first, min(first + together, rows)), pieces if together == 1 else [slice(0, count)]
+
+
+def banded(q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float = 1.0) -> Tensor:
+    """BHTK, BHTK, BHTV -> BHTV: each token's softmax over what it sees in all rounds of all bands.
+
+    Without keys the queries are their own, of length one, made and forgotten head by head.
+    """
+    flat = (None if part is None else part.flatten(0, 1) for part in (q, k, v))
+    said: Tensor = Banded.apply(*flat, bands, scale)  # type: ignore[no-untyped-call]
+    apart: Tensor = said.unflatten(0, q.shape[:2])
+    return apart
+
+
+class Banded(torch.autograd.Function):
+    """Keeps what came out and how much each place saw; the weights are worked out again on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float) -> Tensor:
+        """NTK, NTK, NTV -> NTV."""
+        said = torch.empty_like(v)
+        exact = torch.promote_types(q.dtype, torch.float32)
+        amounts = [q.new_empty(band.tokens.shape, dtype=exact) for band in bands]
+        seen = q.new_empty(*v.shape[:2], 1, dtype=exact)
+        for band, amount in zip(bands, amounts):
+            for rows, pieces in band.slices():
+                laid = v.new_empty(rows.stop - rows.start, band.tokens.shape[1], v.shape[-1])
+                given = q[rows], unit(q[rows]) if k is None else k[rows], v[rows]
+                for chunks in pieces:
+                    own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
+                    asking, answering, telling = _laid(*given, band, rows, chunks)
+                    y, lse = _weigh(asking, answering, telling, band.hide(rows, chunks), scale)
+                    laid[:, own], amount[rows, own] = y.flatten(1, 2), lse.flatten(1, 2)
+                for number, places in enumerate(band.places[rows].unbind(1)):
+                    now, much = _take(laid, places), _take(amount[rows, :, None], places)
+                    if band is bands[0] and number == 0:
+                        said[rows], seen[rows] = now, much
+                    else:
+                        said[rows] = torch.lerp(said[rows], now, torch.sigmoid(much - seen[rows]).to(now.dtype))
+                        seen[rows] = torch.logaddexp(seen[rows], much)
+        ctx.save_for_backward(q, k, v, said, *amounts)
+        ctx.bands, ctx.scale = bands, scale
+        return said
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> Any:
+        """The slopes of q, k and v."""
+        q, k, v, said, *amounts = ctx.saved_tensors
+        asked, told = torch.zeros_like(q), torch.zeros_like(v)
+        answered = None if k is None else torch.zeros_like(k)
+        for band, amount, share in zip(ctx.bands, amounts, _shares(ctx.bands, amounts)):
+            for rows, pieces in band.slices():
+                given = q[rows], unit(q[rows]) if k is None else k[rows], v[rows]
+                ended = said[rows], slopes[0][rows], amount[rows], share[rows]
+                laid = _back(given, ended, band, rows, pieces, ctx.scale)
+                for place in band.places[rows].unbind(1):
+                    of_query, of_key, of_value = (_take(part, place) for part in laid)
+                    asked[rows] += of_query
+                    told[rows] += of_value
+                    if answered is None:
+                        asked[rows] += _slope_of_unit(q[rows], of_key)
+                    else:
+                        answered[rows] += of_key
+        return asked, answered, told, None, None
+
+
+def _back(
+    given: tuple[Tensor, Tensor, Tensor],
+    ended: tuple[Tensor, ...],
+    band: Band,
+    rows: slice,
+    pieces: list[slice],
+    scale: float,
+) -> list[Tensor]:
+    """Queries, keys and values of some rows; what was said, its slope, how much each place saw and the rounds' shares
+    -> the slopes of all three, by place.
+    """
+    said, slope, amount, share = ended
+    weight = torch.zeros_like(amount).scatter_(1, band.places[rows].flatten(1).long(), share.flatten(1))
+    beyond = (band.before + band.after) * band.chunk
+    laid = [part.new_zeros(len(part), band.tokens.shape[1] + beyond, part.shape[-1]) for part in given]
+    for chunks in pieces:
+        own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
+        out, down = (_take(part, band.tokens[rows, own]) for part in (said, slope))
+        down = down * weight[:, own, None].to(down.dtype)
+        of_query, *of_windows = _slopes(
+            band.chunks(down), *_laid(*given, band, rows, chunks), band.chunks(out), band.chunks(amount[:, own]),
+            band.hide(rows, chunks), scale,
+        )  # fmt: skip
+        laid[0][:, own] = of_query.flatten(1, 2)
+        for room, windows in zip(laid[1:], of_windows):
+            for number, part in enumerate(windows.split(band.chunk, dim=2)):
+                first = (chunks.start + number) * band.chunk
+                room[:, first : first + own.stop - own.start] += part.flatten(1, 2)
+    return [laid[0], *(_folded(band, room) for room in laid[1:])]
+
+
+def unit(q: Tensor) -> Tensor:
+    """...K -> ...K: keys, of length one."""
+    keys: Tensor = q * ((q.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * q.shape[-1] ** -0.5)
+    return keys
+
+
+def _slope_of_unit(q: Tensor, slope: Tensor) -> Tensor:
+    """What a slope of the keys is for the queries."""
+    with torch.enable_grad():
+        asking = q.detach().requires_grad_()
+        found: Tensor = torch.autograd.grad(unit(asking), asking, slope)[0]
+    return found
+
+
+def _laid(q: Tensor, k: Tensor, v: Tensor, band: Band, rows: slice, chunks: slice) -> tuple[Tensor, Tensor, Tensor]:
+    """Of some rows: queries ncCK of these chunks; keys ncWK and values ncWV in the windows around them."""
+    around = band.tokens[rows].index_select(1, band.around(chunks))
+    own = band.tokens[rows, chunks.start * band.chunk : chunks.stop * band.chunk]
+    return band.chunks(_take(q, own)), band.windows(_take(k, around)), band.windows(_take(v, around))
+
+
+def _take(values: Tensor, index: Tensor) -> Tensor:
+    """nTD, nL -> nLD."""
+    rows, length = values.shape[:2]
+    if rows == 1:
+        return values[0].index_select(0, index[0])[None]
+    offset = length * torch.arange(rows, device=index.device, dtype=index.dtype)
+    taken: Tensor = values.flatten(0, 1).index_select(0, (index + offset[:, None]).flatten())
+    apart: Tensor = taken.unflatten(0, index.shape)
+    return apart
+
+
+def _folded(band: Band, room: Tensor) -> Tensor:
+    """What stood beyond an end belongs to the other end."""
+    before, after = band.before * band.chunk, band.after * band.chunk
+    length = band.tokens.shape[1]
+    inner = room[:, before : before + length]
+    for place in range(0, before, band.chunk):
+        at = (place - before) % length
+        inner[:, at : at + band.chunk] += room[:, place : place + band.chunk]
+    for place in range(0, after, band.chunk):
+        at = place % length
+        inner[:, at : at + band.chunk] += room[:, before + length + place : before + length + place + band.chunk]
+    return inner
+
+
+def _shares(bands: list[Band], amounts: list[Tensor]) -> list[Tensor]:
+    """NRT for each band: how much of a token's answer is a round's."""
+    seen = [_take(amount[..., None], band.places.flatten(1))[..., 0] for band, amount in zip(bands, amounts)]
+    rounds = [part.unflatten(1, (band.places.shape[1], -1)) for band, part in zip(bands, seen)]
+    return list(torch.cat(rounds, dim=1).softmax(1).split([len(part[0]) for part in rounds], dim=1))
+
+
+def _weigh(q: Tensor, k: Tensor, v: Tensor, hide: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """ncCK, ncWK, ncWV, hidden or not -> what was said ncCV, and how much was seen ncC, as a logarithm."""
+    if q.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        said, seen = kernel(q, k, v, 0.0, False, attn_mask=hide.to(q.dtype).expand(len(q), -1, -1, -1), scale=scale)
+        return said, seen
+    scores = (q @ k.transpose(-1, -2) * scale + hide).float()
+    seen = scores.logsumexp(-1)
+    return scores.sub_(seen[..., None]).exp_().to(v.dtype) @ v, seen
+
+
+def _slopes(
+    slope: Tensor, q: Tensor, k: Tensor, v: Tensor, said: Tensor, seen: Tensor, hide: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The slopes of ncCK, ncWK and ncWV; what was said may be more than these windows said."""
+    if q.device.type == "cpu":
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        hidden = hide.to(q.dtype).expand(len(q), -1, -1, -1)
+        found: tuple[Tensor, Tensor, Tensor] = kernel(
+            slope, q, k, v, said, seen, 0.0, False, attn_mask=hidden, scale=scale
+        )  # fmt: skip
+        return found
+    weights = ((q @ k.transpose(-1, -2) * scale + hide).float() - seen[..., None]).exp_().to(v.dtype)
+    inner = weights * (slope @ v.transpose(-1, -2) - (slope * said).sum(-1, keepdim=True)) * scale
+    return inner @ k, inner.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ slope
+
+
+def weighed(q: Tensor, k: Tensor, bands: list[Band], scale: float = 1.0) -> Tensor:
+    """BHTK, BHTK -> BHTT: the weights that `banded` gives, all of them; for someone who looks."""
+    asking, answering = q.flatten(0, 1), k.flatten(0, 1)
+    odds, amounts = [], []
+    for band in bands:
+        everything = slice(0, band.tokens.shape[1] // band.chunk)
+        rows = slice(0, len(asking))
+        mine, around, _ = _laid(asking, answering, answering, band, rows, everything)
+        scores = mine @ around.transpose(-1, -2) * scale + band.hide(rows, everything)
+        odds.append(scores.softmax(-1))
+        amounts.append(scores.logsumexp(-1).flatten(1))
+    weights = q.new_zeros(len(asking), q.shape[2] * q.shape[2])
+    for band, odd, share in zip(bands, odds, _shares(bands, amounts)):
+        laid = torch.zeros(band.tokens.shape, dtype=share.dtype, device=q.device)
+        laid.scatter_(1, band.places.flatten(1).long(), share.flatten(1))
+        around = band.around(slice(0, odd.shape[1]))
+        asker, answerer = band.chunks(band.tokens), band.windows(band.tokens.index_select(1, around))
+        at = asker[..., :, None].long() * q.shape[2] + answerer[..., None, :]
+        weights.scatter_add_(1, at.flatten(1), (odd * band.chunks(laid)[..., None]).flatten(1).to(weights.dtype))
+    return weights.view(*q.shape[:3], -1)
