@@ -146,7 +146,7 @@ INDIVISIBLE = Fault(
 TOO_LONG = Fault(
     "A text is longer than the model reads",
     "{what} has {tokens:,} tokens, this model reads {longest:,}.",
-    "Shorten it.",
+    "Shorten it, or train a model that reads more (model.position).",
 )
 NOT_FINITE = Fault(
     "The loss is not a number",

@@ -150,7 +150,7 @@ def _from_sequence(annotation: Any, value: Any, where: str) -> Any:
         raise InputError(f"expected a list, got {_shown(value)} ({where}). Write it in square brackets.")
     inner = typing.get_args(annotation)
     if _fixed(inner) and len(value) != len(inner):
-        raise InputError(f"expected {len(inner)} values, got {len(value)} ({where}).")
+        raise InputError(f"expected {len(inner)} values, got {len(value)} ({where}). Give {len(inner)}.")
     kinds = inner if len(inner) == len(value) and Ellipsis not in inner else (inner[0],) * len(value)
     items = [from_plain(kind, item, where=f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value))]
     return tuple(items) if typing.get_origin(annotation) is tuple else items

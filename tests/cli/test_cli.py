@@ -247,6 +247,16 @@ def test_a_recipe_for_own_files_trains(tmp_path: Path):
     code, out, _ = regard("generate", tmp_path / "plain", "ab", "--max-tokens", "5")
     assert code == 0
     assert out.startswith("ab")
+    drawn = ["--max-tokens", "5", "--seed", "3"]
+    said = regard("generate", tmp_path / "plain", "ab\nba", *drawn)
+    assert fed(b"ab\nba\n", "generate", tmp_path / "plain", "-", *drawn)[1].decode() == said[1]
+    (tmp_path / "prompt.txt").write_text("ab\nba\n")
+    with (tmp_path / "prompt.txt").open() as file:  # a file needs no "-"
+        found = subprocess.run(
+            [sys.executable, "-m", "regard", "generate", tmp_path / "plain", *drawn], stdin=file, capture_output=True,
+            text=True, env=ENVIRONMENT,
+        )  # fmt: skip
+    assert found.stdout == said[1]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path):

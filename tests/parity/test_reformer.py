@@ -258,6 +258,7 @@ def ours_of(**settings: Any) -> Any:
     usual = {
         "width": 24, "depth": 2, "heads": 3, "inner": 36, "attention": ("lsh",), "see": Chunks(4), "buckets": 4,
         "position": Axial((8, 8)), "join": Reversible(answer="beside"), "tied": False,
+        "local": None,
     }  # fmt: skip
     return zoo.reformer(**{**usual, **settings})
 

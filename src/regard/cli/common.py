@@ -86,9 +86,9 @@ def two_columns(line: str, number: int) -> tuple[str, str]:
 
 
 @contextmanager
-def progress(total: int, what: str) -> Iterator[Progress]:
-    """A bar on a terminal, nothing in a pipe."""
-    if not sys.stderr.isatty() or total < 2:
+def progress(total: int, what: str, least: int = 2) -> Iterator[Progress]:
+    """A bar on a terminal, nothing in a pipe, nor for fewer than so many."""
+    if not sys.stderr.isatty() or total < least:
         yield lambda done: None
         return
     from rich.console import Console

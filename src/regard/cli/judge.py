@@ -65,7 +65,7 @@ def evaluate(
     loaded = load_model(model, device, threads)
     options = loaded.defaults()
     options = options if beam is None else replace(options, beam=beam)
-    with progress(len(corpus), "evaluating") as advance:
+    with progress(len(corpus), "evaluating", least=1) as advance:
         found = judge(loaded, corpus, options, window=window, stride=stride, progress=advance)
     _say(found, as_json)
     if not isinstance(found, Evaluation):
@@ -115,7 +115,7 @@ def compare(
 
     distinct_names(models)
     corpus = _corpus("compare", models[0], source, reference, text)
-    with progress(len(models) * len(corpus), "comparing") as advance:
+    with progress(len(models) * len(corpus), "comparing", least=1) as advance:
         found = judge(
             models, corpus, metric=metric, unit=unit, beam=beam, device=device, threads=threads, progress=advance
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -135,7 +137,10 @@ def _converse(speak: Callable[..., list[list[Answer]]], options: Options, prefix
 
 def generate(
     model: ModelFolder,
-    prompt: Annotated[str, typer.Argument(help="The text to continue.")] = "",
+    prompt: Annotated[
+        str | None,
+        typer.Argument(help="The text to continue; - is standard input.", show_default="a file that is given as it"),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="How many tokens to add at most.", min=0, show_default="the model's, or 200")
     ] = None,
@@ -158,6 +163,9 @@ def generate(
     """
     from regard.decode.choose import Options
 
+    if prompt == "-" or (prompt is None and _redirected()):
+        prompt = "\n".join(line for lines in input_lines() for line in lines)
+
     options = Options(
         beam=beam, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         no_repeat_ngram=no_repeat_ngram, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
@@ -168,12 +176,20 @@ def generate(
         options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, never=own.never,
         not_first=own.not_first, last=own.last, also_end=own.also_end,
     )  # fmt: skip
-    text = loaded.continuations([prompt], options)[0][0].text
+    text = loaded.continuations([prompt or ""], options)[0][0].text
     if out is None:
         typer.echo(text)
         return
     _save(text, out)
     typer.echo(f"{out} is written.")
+
+
+def _redirected() -> bool:
+    """Whether standard input is a file; of a pipe nobody knows whether anything will come."""
+    try:
+        return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _save(text: str, out: Path) -> None:

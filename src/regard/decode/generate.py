@@ -50,7 +50,7 @@ class Answer:
     alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), when asked for
 
 
-Progress = Callable[[int], None]
+Progress = Callable[[float], None]
 """Is told how many more are done."""
 
 

@@ -21,7 +21,7 @@ from regard.learn.memory import peak, ran_out
 from regard.models.device import choose_device
 from regard.text.corpus import Corpus
 
-Progress = Callable[[int], None]
+Progress = Callable[[float], None]
 
 _KINDS = {kind.exit_code: kind for kind in (InputError, DamagedFile)}
 _KILLED = -9

@@ -66,7 +66,7 @@ class AnswerEvaluation:
 
 
 def evaluate_answers(
-    model: LoadedModel, corpus: Corpus, *, progress: Callable[[int], None] = lambda done: None
+    model: LoadedModel, corpus: Corpus, *, progress: Callable[[float], None] = lambda done: None
 ) -> AnswerEvaluation:
     """What a model says of every text against the targets: accuracy and correlations."""
     start = time.perf_counter()

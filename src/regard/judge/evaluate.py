@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from regard.api import LoadedModel
 from regard.decode.ability import verbs
 from regard.decode.choose import Options
+from regard.decode.generate import Progress
 from regard.errors import InputError
 from regard.judge.answers import AnswerEvaluation, evaluate_answers
 from regard.judge.chart import ACCENT, QUIET, Line, draw, panel
@@ -89,7 +90,7 @@ def evaluate(
     *,
     window: int | None = None,
     stride: int | None = None,
-    progress: Callable[[int], None] = lambda done: None,
+    progress: Progress = lambda done: None,
 ) -> Evaluation | AnswerEvaluation:
     """Judge what a model says of every text; `progress` is told how many more texts are done.
 
@@ -146,7 +147,7 @@ def _measured(model: LoadedModel, corpus: Corpus, problem: Translation | Masked 
 
 
 def _read(
-    model: LoadedModel, corpus: Corpus, how: Window | Whole, progress: Callable[[int], None]
+    model: LoadedModel, corpus: Corpus, how: Window | Whole, progress: Progress
 ) -> Evaluation:  # fmt: skip
     """The loss of documents that are read whole or through a window."""
     samples = NextToken().samples(corpus, (model.tokenizer, None))

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard.api import LoadedModel
+from regard.decode.generate import Progress
 from regard.decode.score import log_probabilities
 from regard.errors import InputError
 from regard.parts.contract import Past, select
@@ -86,19 +87,29 @@ def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.floa
 
 
 def read_documents(
-    model: LoadedModel, documents: Rows, how: Window | Whole, *, progress: Callable[[int], None] = lambda done: None
+    model: LoadedModel, documents: Rows, how: Window | Whole, *, progress: Progress = lambda done: None
 ) -> tuple[NDArray[np.float64], int]:
-    """The summed cross entropy of each document, and how many tokens they have."""
-    return _whole(model, documents, how, progress) if isinstance(how, Whole) else _slid(model, documents, how, progress)
+    """The summed cross entropy of each document, and how many tokens they have.
+
+    `progress` is told of tokens, in documents: a long one is done little by little.
+    """
+    count, tokens = len(documents.lengths), int(np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0).sum())
+
+    def told(new: int) -> None:
+        progress(count * new / tokens)
+
+    read = _whole(model, documents, how, told) if isinstance(how, Whole) else _slid(model, documents, how, told)
+    if not tokens:
+        progress(count)
+    return read
 
 
 def _whole(
-    model: LoadedModel, documents: Rows, how: Whole, progress: Callable[[int], None]
+    model: LoadedModel, documents: Rows, how: Whole, told: Callable[[int], None]
 ) -> tuple[NDArray[np.float64], int]:
     """Documents side by side, the longest first; one that has ended leaves the others to go on."""
     lengths = np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0)
     losses, order = np.zeros(len(lengths)), np.argsort(-lengths, kind="stable")
-    progress(int((lengths == 0).sum()))
     rows = max(1, _BATCH_TOKENS // how.length)
     with torch.inference_mode():
         for some in np.split(order[lengths[order] > 0], range(rows, int((lengths > 0).sum()), rows)):
@@ -107,7 +118,6 @@ def _whole(
                 left = lengths[going] - past.read
                 staying = np.flatnonzero(left > 0)
                 if len(staying) < len(going):
-                    progress(len(going) - len(staying))
                     going, left = going[staying], left[staying]
                     past.memory = select(past.memory, torch.from_numpy(staying).to(model.device))
                 if len(going):
@@ -115,6 +125,7 @@ def _whole(
                         documents.flat, documents.starts[going] + past.read, np.minimum(left, how.length) + 1
                     )  # fmt: skip
                     np.add.at(losses, *_said(model, piece, going, past))
+                    told(int((piece.lengths - 1).sum()))
     return losses, int(lengths.sum())
 
 
@@ -135,19 +146,16 @@ def _said(
 
 
 def _slid(
-    model: LoadedModel, documents: Rows, window: Window, progress: Callable[[int], None]
+    model: LoadedModel, documents: Rows, window: Window, told: Callable[[int], None]
 ) -> tuple[NDArray[np.float64], int]:
     """Windows over documents, from short to long."""
     rows, owners, known = window.cut(documents)
     losses, tokens = np.zeros(len(documents.lengths)), 0
-    left = np.bincount(owners, minlength=len(losses))
-    progress(int((left == 0).sum()))
     with torch.inference_mode():
         for some in Plan(np.asarray(rows.lengths)[:, None] - 1, _BATCH_TOKENS, seed=0).in_order():
             piece = Rows(rows.flat, rows.starts[some], rows.lengths[some])
             of, lost = _said(model, piece, owners[some], None, known[some])
             np.add.at(losses, of, lost)
             tokens += len(lost)
-            np.subtract.at(left, owners[some], 1)
-            progress(int((left[np.unique(owners[some])] == 0).sum()))
+            told(len(lost))
     return losses, tokens

@@ -295,6 +295,7 @@ def reformer(
     inner: int | None = None,
     dropout: float = 0.05,
     position: Axial | Sinusoid | Learned | None = Axial((1024, 1024)),  # noqa: B008
+    local: Rotary | None = Rotary(),  # noqa: B008
     join: Reversible | PreNorm = Reversible(),  # noqa: B008
     activation: Activation = "relu",
     tied: bool = True,
@@ -302,13 +303,16 @@ def reformer(
     """The Reformer (Kitaev 2020): long texts, since a token asks only whom it shares a bucket with, or its neighbours.
 
     `attention`: which kind each layer has, from the first on and over again. `see`: `ranks`, which keeps every law, or
-    the published `chunks`. Longer texts want more buckets, a million tokens (128, 128). `shape`: a language model, a
-    reader of masked words, or a translator.
+    the published `chunks`. Longer texts want more buckets, a million tokens (128, 128). `local`: positions within local
+    attention besides those of the text; published ones have none. `shape`: a language model, a reader of masked words,
+    or a translator.
     """
+    if not attention:
+        raise InputError('a layer needs a kind of attention (model.attention). Use ["local", "lsh"].')
 
     def layers(causal: bool, *besides: AnySublayer) -> tuple[tuple[AnySublayer, ...], ...]:
         kinds: dict[str, Callable[[int], AnySublayer]] = {
-            "local": lambda seed: SelfAttention(heads, see=see.beside(causal), biased=False),
+            "local": lambda seed: SelfAttention(heads, see=see.beside(causal), position=local, biased=False),
             "lsh": lambda seed: LSHAttention(heads, see, buckets, rounds, seed, causal),
             "full": lambda seed: LSHAttention(heads, Whole(), causal=causal),
         }
@@ -362,7 +366,7 @@ def sha_rnn(
     Unlike the published code, an LSTM's answer is added to the stream and does not replace it, queries are made of the
     same normed states that are remembered, nothing is dropped of attention's inside, and matrices begin as Glorot's.
     """
-    layers = {"before_last": (max(0, depth - 2),), "all": tuple(range(depth))}
+    layers = {"before_last": (max(0, depth - 2),) if depth > 0 else (), "all": tuple(range(depth))}
     attending = layers[attention] if isinstance(attention, str) else attention
     if any(not 0 <= layer < depth for layer in attending):
         raise InputError(f"layers {list(attending)} cannot all attend (model.attention). Use 0 to {depth - 1}.")

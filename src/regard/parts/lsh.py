@@ -7,6 +7,7 @@ when nothing else is there.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -22,6 +23,7 @@ from regard.parts.linear import linear
 from regard.parts.meeting import SELF, Chunks, Ranks, Whole
 
 _LOOKED_AT = 1 << 24  # queries times keys, over rows, heads and rounds, that a step looks through at once
+_MOST_BUCKETS, _MOST_ROUNDS = 1 << 20, 64
 _TURNED = 1 << 22  # numbers that hashing holds at once
 
 See = Ranks | Chunks | Whole
@@ -45,10 +47,14 @@ class LSHAttention:
     name: ClassVar[str] = "self"
 
     def __post_init__(self) -> None:
-        if any(count < 2 or count % 2 for count in self.see.counts(self.buckets, 1)):
-            raise InputError(f"buckets must be even numbers from 2 on, got {self.buckets}.")
-        if self.rounds < 1:
-            raise InputError(f"rounds must be 1 or more, got {self.rounds}.")
+        counts = self.see.counts(self.buckets, 1)
+        if self.buckets == () or any(count < 2 or count % 2 for count in counts) or math.prod(counts) > _MOST_BUCKETS:
+            raise InputError(
+                f"buckets must be even numbers of 2 or more, all in all {_MOST_BUCKETS:,} at most, got {self.buckets} "
+                "(model.buckets). Use 64, or [128, 128] for long texts."
+            )
+        if not 1 <= self.rounds <= _MOST_ROUNDS:
+            raise InputError(f"rounds must be 1 to {_MOST_ROUNDS}, got {self.rounds} (model.rounds). Use 1 to 8.")
 
     def build(self, width: int, source_width: int | None = None) -> LSHAttentionLayer:
         """The module for a stream of this width."""

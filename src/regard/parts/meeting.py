@@ -236,4 +236,4 @@ def _headed(past: Tensor) -> Tensor:
 
 def _require(window: int) -> None:
     if window < 1:
-        raise InputError(f"window must be 1 or more, got {window}.")
+        raise InputError(f"window must be 1 or more, got {window} (model.see.window). Use 64.")

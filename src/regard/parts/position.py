@@ -109,7 +109,7 @@ class Axial:
     def __post_init__(self) -> None:
         for name, pair in (("shape", self.shape), ("widths", self.widths or (1, 1))):
             if min(pair) < 1:
-                raise InputError(f"axial positions need {name} of 1 or more, got {list(pair)}.")
+                raise InputError(f"axial positions need {name} of 1 or more, got {list(pair)}. Use [64, 64].")
 
     @property
     def longest(self) -> int:

@@ -106,6 +106,8 @@ def magnified(
     layers = hashing_layers(network)
     if not layers:
         raise InputError("no layer of this model hashes its tokens. Give one with LSH attention, as zoo.reformer has.")
+    if inputs["ids"].shape[1] < 2:
+        raise InputError("one token has nobody to attend to. Give a longer text.")
     if top < 1 or not rounds or min(rounds) < 1:
         raise InputError(f"top and rounds must be 1 or more, got top={top}, rounds={tuple(rounds)}.")
     found: list[Caught] = []
