@@ -53,15 +53,16 @@ def by_the_letter(module: LSHAttentionLayer, x: Tensor, seen: Tensor) -> tuple[T
 @pytest.mark.parametrize(("rounds", "buckets"), [(1, 2), (3, 4), (2, (2, 4))])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("slice_size", [8192, 7])
-def test_ranks_are_what_they_are_said_to_be(length, rounds, buckets, causal, slice_size, monkeypatch):
+@pytest.mark.parametrize("window", [1, 4, 30])
+def test_ranks_are_what_they_are_said_to_be(length, rounds, buckets, causal, slice_size, window, monkeypatch):
     monkeypatch.setattr(kernel, "_SLICE", slice_size)
-    module = layer(see=Ranks(4), rounds=rounds, buckets=buckets, causal=causal)
+    module = layer(see=Ranks(window), rounds=rounds, buckets=buckets, causal=causal)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
     padding = torch.arange(length) < torch.tensor([length, max(1, length - 3)])[:, None]
     context = Context(padding=padding, record=Record())
     y, _ = module(x, context)
     drawn = context.record.buckets[""][0]
-    seen = ranked(drawn, 4, causal, padding.int())
+    seen = ranked(drawn, window, causal, padding.int())
     expected, weights = by_the_letter(module, x, seen)
     real = padding[..., None]
     assert torch.allclose(y * real, expected * real, atol=1e-10)
@@ -157,6 +158,31 @@ def test_local_attention_in_bands_is_the_masked_one(see, length, apart, monkeypa
     found, right = (torch.autograd.grad(part.square().sum(), (x, *module.parameters())) for part in (y, expected))
     for one, other in zip(found, right):
         assert torch.allclose(one, other, atol=1e-8)
+
+
+@pytest.mark.parametrize("see", [Chunks(3, 1, 0), Chunks(3, 2, 1), Ranks(3), Ranks(1), Ranks(50)])
+@pytest.mark.parametrize("causal", [True, False])
+def test_slopes_are_those_of_small_differences(see, causal):
+    module = layer(see=see, buckets=2, rounds=2, causal=causal)
+    q = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
+    module.heads, buckets = 1, module.hashed(q.expand(1, HEADS, 12, 4))[:, :1]
+    assert torch.autograd.gradcheck(lambda q, v: module.read(q, v, buckets, None, False)[0], (q, v))
+
+
+def test_no_two_rounds_of_two_seeds_share_directions():
+    drawn = [Ranks().rotations(seed, (1, 4, 3, 5))[:, :, number] for seed in range(3) for number in range(3)]
+    assert not any(torch.equal(one, other) for i, one in enumerate(drawn) for other in drawn[:i])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"window": 0}, {"before": -1}, {"after": -2}, {"among": (0,)}, {"window": 3, "among": (4, -2)}]
+)
+def test_chunks_that_cannot_be_are_refused(wrong):
+    with pytest.raises(InputError, match="a window of"):
+        Chunks(**wrong)
+    with pytest.raises(InputError, match="a window of"):
+        Neighbours(**{("length" if name == "window" else name): value for name, value in wrong.items()})
 
 
 @pytest.mark.parametrize("wrong", [{"buckets": 3}, {"buckets": (4, 1)}, {"rounds": 0}, {"buckets": None}])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.parts.banded import Band
-from regard.parts.pattern import Around, Neighbours, Window, rounded
+from regard.parts.pattern import Around, Neighbours, Window, require_chunks, rounded
 
 SELF = -1e5  # what is added to a token's score with itself: nothing else counts less, but for what is hidden
 _HIDDEN = -1e9
@@ -30,7 +30,7 @@ class Ranks:
     window: int = 64
 
     def __post_init__(self) -> None:
-        _require(self.window)
+        require_chunks(self.window)
 
     def counts(self, buckets: int | tuple[int, ...] | None, length: int) -> tuple[int, ...]:
         """The numbers of buckets that are multiplied."""
@@ -56,6 +56,7 @@ class Ranks:
     def bands(self, buckets: Tensor, realm: Tensor | None, causal: bool) -> list[Band] | None:
         """Buckets NRT; tokens of different realms NT never meet -> a band a round."""
         rounds, length = buckets.shape[1:]
+        chunk = min(self.window, length)  # a text shorter than the window is one chunk
         buckets = self.among(buckets, realm)
         ranked, order = buckets.sort(dim=-1, stable=True)
         along = torch.arange(length, device=buckets.device, dtype=torch.int32)
@@ -63,11 +64,11 @@ class Ranks:
         gaps = F.pad(ranked[..., 1:] != ranked[..., :-1], (1, 0)).cumsum(-1, dtype=torch.int32)
         ranks = torch.empty_like(gaps).scatter_(-1, order, along + self.window * gaps)
         places = torch.empty_like(gaps).scatter_(-1, order, along.expand_as(gaps))
-        tokens = F.pad(order.to(torch.int32), (0, -length % self.window))
+        tokens = F.pad(order.to(torch.int32), (0, -length % chunk))
         return [
             Band(
-                tokens[:, number], places[:, number : number + 1], self.window, 1, 0 if causal else 1,
-                Meeting(order[:, number], ranks[:, : number + 1], self.window, causal),
+                tokens[:, number], places[:, number : number + 1], chunk, 1, 0 if causal else 1,
+                Meeting(order[:, number], ranks[:, : number + 1], chunk, self.window, causal),
             )
             for number in range(rounds)
         ]  # fmt: skip
@@ -89,29 +90,30 @@ class Meeting:
 
     order: Tensor  # NT, tokens by bucket
     ranks: Tensor  # NRT, of this round, which is the last, and of those before it
+    chunk: int
     window: int
     causal: bool
 
     def __call__(self, rows: slice, chunks: slice) -> Tensor:
         """-> ncCW."""
         after = 0 if self.causal else 1
-        first, last = (chunks.start - 1) * self.window, (chunks.stop + after) * self.window
+        first, last = (chunks.start - 1) * self.chunk, (chunks.stop + after) * self.chunk
         length = self.order.shape[1]
         order = self.order[rows, max(first, 0) : min(last, length)]
         missing = (max(-first, 0), max(last - length, 0))
         hidden: Tensor | None = None
         for number in reversed(range(self.ranks.shape[1])):
             rank = F.pad(self.ranks[rows, number].gather(1, order), missing, value=_NOWHERE)
-            own = rank[:, self.window : rank.shape[1] - after * self.window].unflatten(1, (-1, self.window))
-            around = rank.unfold(1, (2 + after) * self.window, self.window)
+            own = rank[:, self.chunk : rank.shape[1] - after * self.chunk].unflatten(1, (-1, self.chunk))
+            around = rank.unfold(1, (2 + after) * self.chunk, self.chunk)
             far = (own[..., None] - around[..., None, :]).abs_()
             hidden = far >= self.window if hidden is None else hidden.logical_or_(far < self.window)
         assert hidden is not None
         triangle = torch.zeros(hidden.shape[-2:], device=order.device)
         if self.causal:
-            triangle.masked_fill_(torch.ones_like(triangle, dtype=torch.bool).triu_(self.window), -torch.inf)
+            triangle.masked_fill_(torch.ones_like(triangle, dtype=torch.bool).triu_(self.chunk), -torch.inf)
         hide = triangle.masked_fill(hidden, -torch.inf)
-        hide.diagonal(self.window, -2, -1).fill_(SELF)
+        hide.diagonal(self.chunk, -2, -1).fill_(SELF)
         return hide
 
 
@@ -132,7 +134,7 @@ class Chunks:
     steady: ClassVar[bool] = False  # what a token sees changes with what is read beside it
 
     def __post_init__(self) -> None:
-        _require(self.window)
+        require_chunks(self.window, self.before, self.after, self.among)
 
     def padded(self, length: int) -> int:
         """The length, rounded up."""
@@ -149,7 +151,7 @@ class Chunks:
 
     def beside(self, causal: bool) -> Neighbours:
         """What layers of local attention see that stand beside such layers."""
-        return Neighbours(self.window, self.before, self.after, causal, self.among)
+        return Neighbours(self.window, self.before, 0 if causal else self.after, causal, self.among)
 
     def rotations(self, seed: int, shape: tuple[int, int, int, int]) -> Tensor:
         """-> HKRN: directions that follow from the seed."""
@@ -232,8 +234,3 @@ class Whole:
 def _headed(past: Tensor) -> Tensor:
     """(B)TS -> (1|B)1TS."""
     return past[None, None] if past.dim() == 2 else past[:, None]
-
-
-def _require(window: int) -> None:
-    if window < 1:
-        raise InputError(f"window must be 1 or more, got {window} (model.see.window). Use 64.")

@@ -28,6 +28,15 @@ class Near(NamedTuple):
     joined: bool = False  # the last chunk counts as the one before the first
 
 
+def require_chunks(window: int, before: int = 0, after: int = 0, among: tuple[int, ...] = ()) -> None:
+    """Refuse windows without a token, and fewer than no neighbours."""
+    if min((window, *among)) < 1 or min(before, after) < 0:
+        raise InputError(
+            f"a window of {window} among {list(among)} with {before} chunks before it and {after} after it cannot be "
+            "(model.see). Use a window of 64, one before and none after."
+        )
+
+
 def rounded(length: int, windows: tuple[int, ...]) -> int:
     """A length longer than any window, rounded up so that all divide it."""
     return length if length <= min(windows) else length + -length % math.lcm(*windows)
@@ -119,6 +128,9 @@ class Neighbours:
     causal: bool = True
     among: tuple[int, ...] = ()
     triangle: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_chunks(self.length, self.before, self.after, self.among)
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""

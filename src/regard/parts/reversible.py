@@ -16,6 +16,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from regard.errors import InputError
 from regard.parts.contract import Choices, Context, Memory, Sublayer, map_rows
 from regard.parts.join import Joined, LayerNorm, Layers, Norm
 
@@ -30,6 +31,10 @@ class Reversible:
     norm: Norm = field(default_factory=LayerNorm)
     slice_length: int = 8_192  # tokenwise sublayers run over this many tokens at a time
     answer: Literal["mean", "beside"] = "mean"
+
+    def __post_init__(self) -> None:
+        if self.slice_length < 1:
+            raise InputError(f"slice_length must be 1 or more, got {self.slice_length} (model.join). Leave it out.")
 
     @property
     def streams(self) -> int:
