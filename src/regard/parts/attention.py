@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import catalogue
-from regard.parts.banded import Band, banded, weighed
+from regard.parts.banded import banded, weighed
 from regard.parts.contract import Context, Memory, Shared, Sublayer, write
 from regard.parts.linear import linear
 from regard.parts.local import local_bands
@@ -63,9 +63,9 @@ class SelfAttentionLayer(Sublayer):
             memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
             if not fresh:
                 k, v = (part[:, :, : context.extent(x.shape[1])] for part in memory)
-        bands = self.bands(q, context) if fresh else None
-        if bands is not None:
-            return self.out(merge_heads(self.locally(q, k, v, bands, context))), memory if context.remember else None
+        y = nearby(self.score, self.see, q, k, v, context) if fresh else None
+        if y is not None:
+            return self.out(merge_heads(y)), memory if context.remember else None
         hidden, causal = self.visible(x.shape[1], k.shape[2], context, fresh, x.device)
         bias = None
         if context.bias is not None:
@@ -82,21 +82,6 @@ class SelfAttentionLayer(Sublayer):
         weights, biases = self.query_key_value.weight.chunk(3), self.query_key_value.bias
         parts = 3 * (None,) if biases is None else biases.chunk(3)
         return [F.linear(x, weight, bias) for weight, bias in zip(weights, parts)]
-
-    def bands(self, q: Tensor, context: Context) -> list[Band] | None:
-        """Where a long text is read in bands: the pattern sees what is near only, and a kernel knows the score."""
-        if context.bias is not None or self.score.scale is None:
-            return None
-        realm = context.realm()
-        realm = None if realm is None else realm.repeat_interleave(self.heads, 0)
-        return local_bands(self.see, q.shape[2], len(q) * self.heads, realm, q.device)
-
-    def locally(self, q: Tensor, k: Tensor, v: Tensor, bands: list[Band], context: Context) -> Tensor:
-        """BHTK, BHTK, BHTV -> BHTV: as `attend`, in bands."""
-        assert self.score.scale is not None
-        if context.looking and context.record is not None:
-            context.record.write(context.name, weighed(q, k, bands, self.score.scale))
-        return switched(banded(q, k, v, bands, self.score.scale), context)
 
     def visible(
         self, queries: int, keys: int, context: Context, fresh: bool, device: torch.device
@@ -196,6 +181,20 @@ def attend(
         seen = weigh(score, q, k, mask, bias) if weights is None else weights
         context.record.write(context.name, rows_of(seen, rows))
     return switched(y, context)
+
+
+def nearby(score: Score, see: Pattern, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor | None:
+    """As `attend`, in bands; None unless of this text the pattern sees what is near only, and a kernel can compare."""
+    if context.bias is not None or score.scale is None:
+        return None
+    realm = context.realm()
+    realm = None if realm is None else realm.repeat_interleave(q.shape[1], 0)
+    bands = local_bands(see, q.shape[2], q.shape[0] * q.shape[1], realm, q.device)
+    if bands is None:
+        return None
+    if context.looking and context.record is not None:
+        context.record.write(context.name, weighed(q, k, bands, score.scale))
+    return switched(banded(q, k, v, bands, score.scale), context)
 
 
 def switched(y: Tensor, context: Context) -> Tensor:

@@ -10,12 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.parts.attention import attend, both, divided, merge_heads, split_heads, switched, weigh
-from regard.parts.banded import banded, weighed
+from regard.parts.attention import attend, both, divided, merge_heads, nearby, split_heads, weigh
 from regard.parts.contract import Context, Sublayer, write
 from regard.parts.join import LayerNorm, Norm
 from regard.parts.linear import linear
-from regard.parts.local import local_bands
 from regard.parts.pattern import Window
 from regard.parts.score import Dot
 
@@ -76,14 +74,9 @@ class GatedAttentionLayer(Sublayer):
 
     def asked(self, q: Tensor, k: Tensor, context: Context, fresh: bool, first: int) -> Tensor:
         """BHTK, BHSK -> BHTK: what queries find among the states; a text longer than the window is read in bands."""
-        assert self.score.scale is not None
-        realm = context.realm()
-        realm = None if realm is None else realm.repeat_interleave(self.heads, 0)
-        bands = local_bands(self.see, q.shape[2], len(q) * self.heads, realm, q.device) if fresh else None
-        if bands is not None:
-            if context.looking and context.record is not None:
-                context.record.write(context.name, weighed(q, k, bands, self.score.scale))
-            return switched(banded(q, k, k, bands, self.score.scale), context)
+        near = nearby(self.score, self.see, q, k, k, context) if fresh else None
+        if near is not None:
+            return near
         mask, causal = self.visible(q.shape[2], k.shape[2], context, fresh)
         if context.looking and context.record is not None:
             slots = context.slots(q.shape[2], q.device)

@@ -57,7 +57,7 @@ class Ranks:
         """Buckets NRT; tokens of different realms NT never meet -> a band a round."""
         rounds, length = buckets.shape[1:]
         chunk = min(self.window, length)  # a text shorter than the window is one chunk
-        buckets = self.among(buckets, realm)
+        buckets = self.apart(buckets, realm)
         ranked, order = buckets.sort(dim=-1, stable=True)
         along = torch.arange(length, device=buckets.device, dtype=torch.int32)
         # Ranks, with a gap of a window from bucket to bucket: two tokens meet when these are less than a window apart.
@@ -73,7 +73,7 @@ class Ranks:
             for number in range(rounds)
         ]  # fmt: skip
 
-    def among(self, buckets: Tensor, realm: Tensor | None) -> Tensor:
+    def apart(self, buckets: Tensor, realm: Tensor | None) -> Tensor:
         """Buckets NRT that hold tokens of one realm only."""
         return buckets if realm is None else buckets + realm[:, None] * (int(buckets.max()) + 1)
 
