@@ -254,7 +254,7 @@ def add_long(row: argparse.ArgumentParser) -> None:
     row.add_argument("--repeat", type=int, default=3, help="how often all work; medians are shown")
     for name, default in {"width": 256, "depth": 6, "heads": 4, "window": 64, "rounds": 2}.items():
         row.add_argument(f"--{name}", type=int, default=default)
-    row.add_argument("--minutes", type=float, default=10.0, help="that a measurement may take")
+    row.add_argument("--minutes", type=float, default=10.0, help="that a measurement of others may take")
     row.add_argument("--gib", type=float, default=20.0, help="of memory that it may hold")
     row.add_argument("--keep", type=Path, help="file of what was measured; a run that is interrupted goes on from it")
     row.add_argument("--plot", type=Path, help="write time and memory by length as a picture")

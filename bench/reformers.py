@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 BYTES = 256
 ENOUGH = 20.0  # seconds, after which no further step is taken
-STEPS = 5
 _MAPPED = 8 * 1024**3
 SLICE = 16_384  # tokens that a peer's feed-forward reads at a time
 
@@ -46,6 +45,7 @@ class Case:
     window: int = 64  # keys: ours of a bucket; theirs of a chunk, and of the chunk before it
     threads: int = 2
     seed: int = 1
+    steps: int = 5  # at most
 
     @property
     def buckets(self) -> int | tuple[int, int]:
@@ -261,7 +261,7 @@ def hold(limit: int) -> None:
 
 
 def main(words: list[str]) -> int:
-    """Do the work up to five times or twenty seconds; the first time does not count when there is another."""
+    """Do the work so many times, or for twenty seconds; the first time does not count when there is another."""
     case = Case(**json.loads(words[0]))
     if len(words) > 1:
         hold(int(words[1]))
@@ -269,7 +269,7 @@ def main(words: list[str]) -> int:
     torch.manual_seed(case.seed)
     run = work(case)
     before, times = memory("VmRSS"), []
-    while len(times) < STEPS and sum(times) < ENOUGH:
+    while len(times) < case.steps and sum(times) < ENOUGH:
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

@@ -91,7 +91,7 @@ class Foretold(Kept):
 def test_all_work_in_turns_and_what_is_too_long_is_foreseen():
     cases = [replace(SMALL, who=who, length=length) for length in (64, 128, 256, 512) for who in (PLAIN, LSH)]
     kept = Foretold(limit=50)
-    costs = sweep(cases, 3, Limits(seconds=50), kept)
+    costs = sweep(cases, 3, Limits(seconds=60), kept)
     assert [who for turn, length, who in kept.asked if length == 64] == [PLAIN, LSH, LSH, PLAIN, PLAIN, LSH]
     assert [turn for turn, length, who in kept.asked if who == PLAIN and length == 512] == [0]
     assert costs[LSH, 512] == Cost(8.8, 3.0 * 512 + 100, 100)
