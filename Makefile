@@ -30,7 +30,7 @@ demo: .venv/installed  ## three models read dates: one without attention, one wi
 	@echo; echo "Try next:"
 	@echo "  open $(DEMO)/report.html in a browser: the three by length of the input, and what each looked at"
 	@echo "  $(BIN)/regard translate $(DEMO)/bahdanau --alignment                # type dates yourself"
-	@echo "  $(BIN)/regard show $(DEMO)/transformer 'Friday, 1 May 2026'         # every layer and head, as a page"
+	@echo "  $(BIN)/regard show $(DEMO)/transformer 'Friday, 1 May 2026'         # every layer and head, in your browser"
 	@echo "  $(BIN)/regard init YOUR.de YOUR.en > recipe.toml                    # a recipe for your own text"
 
 test: .venv/developing  ## all tests

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.api import load
+    from regard.api import beside, load, steps
     from regard.models import zoo
     from regard.run import train
 
-__all__ = ["__version__", "load", "train", "zoo"]
+__all__ = ["__version__", "beside", "load", "steps", "train", "zoo"]
+
+_HOMES = {"beside": "api", "load": "api", "steps": "api", "train": "run"}
 
 
 def __getattr__(name: str) -> Any:
     """Torch takes seconds to import, so what needs it is imported when it is first asked for."""
-    if name == "load":
-        from regard.api import load
-
-        return load
-    if name == "train":
-        from regard.run import train
-
-        return train
     if name == "zoo":
-        from regard.models import zoo
-
-        return zoo
-    raise AttributeError(f"module 'regard' has no attribute '{name}'")
+        return import_module("regard.models.zoo")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard' has no attribute '{name}'")
+    return getattr(import_module(f"regard.{_HOMES[name]}"), name)

@@ -24,17 +24,28 @@ from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.show.microscope import Microscope, microscope
+from regard.show.pack import beside as beside
+from regard.show.steps import beam_tree
 from regard.show.trace import Seen, trace
-from regard.store.folder import Loaded, read_folder
+from regard.store.checkpoint import checkpoint_at, checkpoints, steps_found
+from regard.store.folder import Loaded, fill, read_folder
 from regard.store.loaded import LONGEST_TEXT
 from regard.text.tokenizer import Tokenizer
 
 _QUIET: Progress = lambda done: None  # noqa: E731
 
 
-def load(folder: str | Path, *, device: str = "auto") -> LoadedModel:
-    """A model from its folder; never runs code, never unpickles."""
-    return LoadedModel(read_folder(Path(folder), choose_device(device)))
+def load(folder: str | Path, *, device: str = "auto", step: int | None = None) -> LoadedModel:
+    """A model from its folder, or as it was at a checkpoint of its run; never runs code, never unpickles."""
+    loaded = read_folder(Path(folder), choose_device(device))
+    if step is not None:
+        fill(loaded.network, checkpoint_at(checkpoints(Path(folder)), step).tensors("model"))
+    return LoadedModel(loaded)
+
+
+def steps(folder: str | Path) -> list[int]:
+    """The steps of which a run keeps checkpoints, oldest first; `load` takes any of them."""
+    return steps_found(checkpoints(Path(folder)))
 
 
 class LoadedModel:
@@ -267,11 +278,34 @@ class LoadedModel:
         score = score_texts if self.network.encoder is None else score_hidden
         return score(self.network, self.tokenizer, source, progress)
 
-    def look(self, text: str, target: str | None = None) -> Seen:
-        """What every layer and head attends to while reading `text` and saying `target` (or its own words)."""
-        if self.network.encoder is not None and self.network.decoder is not None and target is None:
-            target = self.translate(text)
-        return trace(self.network, self.tokenizer, self.target_tokenizer, text, target, self.aligners)
+    def look(
+        self,
+        text: str,
+        target: str | None = None,
+        layers: str | Sequence[str] = "*",
+        *,
+        beam: int | None = None,
+        length: int = 0,
+    ) -> Seen:
+        """What every layer and head attends to while reading `text` and saying `target` (or its own words, by `beam`).
+
+        A language model reads `target` behind the text, and goes on by itself for `length` tokens. `layers` are names
+        or patterns, as "decoder.*.cross".
+        """
+        both = self.network.encoder is not None and self.network.decoder is not None
+        if length < 0 or (length and self.network.encoder is not None):
+            raise InputError(f"only a language model goes on with a text, by 0 or more tokens, got length {length}.")
+        if target is not None and self.network.decoder is None:
+            raise InputError("this model says nothing of its text (target). Leave the target out.")
+        tokenizers = self.tokenizer, self.target_tokenizer
+        if not length and (target is not None or not both):
+            return trace(self.network, tokenizers, text, target, self.aligners, layers=layers)
+        options = replace(self.defaults(), beam=1, max_tokens=length) if length else self.defaults()
+        options = options if beam is None else replace(options, beam=beam)
+        text = text + (target or "")
+        tree, answer = beam_tree(self.network, tokenizers, text, options)
+        beams = tree if options.beam > 1 else None
+        return trace(self.network, tokenizers, text, answer.tokens, self.aligners, layers=layers, beams=beams)
 
     def microscope(self, text: str, target: str | None = None, *, top: int = 64) -> Microscope:
         """How much of the `top` weightiest keys' mass hashing catches, per layer, head and number of rounds (LSH)."""

@@ -21,7 +21,7 @@ from regard.describe import to_plain, to_toml
 from regard.errors import InputError
 from regard.fingerprint import filled, fingerprint_of, require_same
 from regard.learn.guard import only_one
-from regard.learn.loop import Job, Run, checkpoints
+from regard.learn.loop import Job, Run
 from regard.learn.parallel import World, joined
 from regard.learn.probe import fitting
 from regard.learn.progress import Quiet, Watcher
@@ -29,7 +29,7 @@ from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.recipe import Init, Recipe, read_recipe
 from regard.show.data import data_page
-from regard.store.checkpoint import Checkpoint, newest_step
+from regard.store.checkpoint import Checkpoint, checkpoints, newest_step
 from regard.store.files import write_file
 from regard.store.folder import read_description, read_tokenizers, write_description, write_generation
 from regard.text.cache import Cache, default_cache

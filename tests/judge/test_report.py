@@ -13,7 +13,7 @@ from regard.judge.chart import ticks
 from regard.judge.evaluate import Evaluation, group_rows, length_rows
 from regard.judge.report import telling, write_report
 from regard.metrics import quality
-from regard.show.page import heatmap
+from regard.show.document import heatmap
 from regard.show.trace import Seen
 from tests.show.test_page import HARMLESS, HOSTILE, Elements
 

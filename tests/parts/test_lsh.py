@@ -167,7 +167,7 @@ def test_slopes_are_those_of_small_differences(see, causal):
     q = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
     v = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
     module.heads, buckets = 1, module.hashed(q.expand(1, HEADS, 12, 4))[:, :1]
-    assert torch.autograd.gradcheck(lambda q, v: module.read(q, v, buckets, None, False)[0], (q, v))
+    assert torch.autograd.gradcheck(lambda q, v: module.read(q, v, buckets, None)[0], (q, v))
 
 
 def test_no_two_rounds_of_two_seeds_share_directions():

@@ -1,16 +1,30 @@
-"""What a look holds: the heads that align best, where they are known."""
+"""What a look holds: the weights of every layer and head, words, summaries, and any rows of a long text."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import Tensor
 
+from regard.api import LoadedModel
 from regard.errors import InputError
 from regard.models import zoo
+from regard.parts.contract import Context, Record
+from regard.parts.meeting import Ranks
+from regard.show import sight
+from regard.show.sight import Reading, Sight
+from regard.show.summary import weightiest
 from regard.show.trace import Seen
+from regard.show.words import Side, side_of
 from regard.text.tokenizer import Roles, Tokenizer
-from tests.small import WORDS, small
+from regard.text.vocabulary import BPE
+from tests.laws import zoo as laws
+from tests.parts.test_recording import Largest, everything, given
+from tests.small import TEXTS, WORDS, small
 
+TEXT = "The cat sat on the mat."
 WEIGHTS = {
     "encoder.0.self": torch.rand(2, 3, 3),
     "decoder.0.cross": torch.rand(2, 4, 3),
@@ -21,6 +35,10 @@ WEIGHTS = {
 
 def seen(*aligners: tuple[int, int]) -> Seen:
     return Seen(list("abc"), list("wxyz"), WEIGHTS, aligners)
+
+
+def translator(**more: object) -> LoadedModel:
+    return small(zoo.transformer(16, 2, 2, **more), generation={"max_new_tokens": 8, "num_beams": 3})
 
 
 def test_an_alignment_is_the_mean_of_the_heads_that_align_best():
@@ -35,22 +53,260 @@ def test_without_a_source_nothing_is_aligned():
         Seen([], ["a"], {"decoder.0.self": torch.ones(1, 1, 1)}).alignment()
 
 
+def test_weights_from_elsewhere_are_seen_too():
+    found = seen()
+    assert found.source_words == list("abc")
+    assert list(found.sides) == ["source", "read", "said"]
+    assert found.entropy["decoder.0.cross"].shape == (2,)
+    assert torch.equal(found.rows("decoder.1.self", 1, 1, 3), WEIGHTS["decoder.1.self"][1, 1:3])
+    assert torch.equal(found.maximum("cross"), torch.cat([WEIGHTS[f"decoder.{n}.cross"] for n in (0, 1)]).amax(0))
+    with pytest.raises(InputError, match="nothing is known of the values"):
+        found.norm_weighted("decoder.0.cross")
+
+
 def test_an_encoder_alone_looks_at_its_text_in_its_frame():
     model = small(zoo.bert(16, 2, 2, longest=32))
     found = model.look("the cat sat")
     row = [WORDS.begin, *WORDS.encode("the cat sat"), WORDS.end]
     assert (found.source_tokens, found.target_tokens) == (WORDS.token_texts(row), [])
+    assert found.source_words == ["<s>", "the", "cat", "sat", "</s>"]
+    assert (found.target_words, list(found.sides)) == ([], ["source"])
     assert [tuple(weights.shape) for weights in found.encoder_attentions] == [(1, 2, len(row), len(row))] * 2
     torch.testing.assert_close(found.encoder_attentions[0].sum(-1), torch.ones(1, 2, len(row)))
     assert (found.decoder_attentions, found.cross_attentions) == ((), ())
-    html = found.html()
-    assert "text looks at text" in html
-    assert "All layers and heads together" in html
     with pytest.raises(InputError, match="does not attend to a source"):
         found.alignment()
+    with pytest.raises(InputError, match=r'of kind "cross". Known: encoder.0.self, encoder.1.self'):
+        found.mean("cross")
+    with pytest.raises(InputError, match="says nothing of its text"):
+        model.look("the cat", "sat")
+    with pytest.raises(InputError, match="only a language model"):
+        model.look("the cat", length=2)
 
 
 def test_a_prompt_is_looked_at_with_what_opens_it():
     bare = Tokenizer.from_json(WORDS.to_json(), Roles(opening=()))
     texts = [small(zoo.gpt2(16, 1, 2), (one,)).look("the cat").target_tokens for one in (WORDS, bare)]
     assert texts[0] == [*WORDS.token_texts([WORDS.begin]), *texts[1]]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", [name for name in everything() if name in laws.MODELS])
+def test_looking_in_blocks_sees_the_same_and_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
+    network = laws.build(name)
+    inputs = {key: value[:1] for key, value in given(network.description).items()}
+    record = Record()
+    states = network.states(**inputs, record=record)
+    monkeypatch.setattr(sight, "_BLOCK", 40)
+    reading = Reading(network, inputs)
+    whole = Sight(shapes=reading.shapes, plans=reading.plans)
+    assert torch.equal(network.states(**inputs, record=whole), states)
+    monkeypatch.setattr(sight, "_BUDGET", 400)
+    for layer, known in Reading(network, inputs).layers.items():
+        matrix = record.matrix(layer)[0]
+        torch.testing.assert_close(whole.layers()[layer].weights, matrix, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(known.peak, matrix.amax(-1).mean(-1))
+        entropy = torch.special.entr(matrix / matrix.sum(-1, keepdim=True)).sum(-1) / math.log(2)
+        torch.testing.assert_close(known.entropy, entropy.mean(-1), atol=1e-5, rtol=1e-5)
+        assert (known.weights is None) == (known.tiles is not None) == (known.top is not None)
+        if known.top is None:
+            continue
+        keys, most = known.top
+        torch.testing.assert_close(most, matrix.topk(keys.shape[-1]).values, atol=1e-6, rtol=1e-5)
+        taken = matrix.gather(-1, keys.long().clamp_min(0)) * (keys >= 0)
+        torch.testing.assert_close(taken, most, atol=1e-6, rtol=1e-5)
+        tiles = known.tiles.shape[-1]
+        rows, columns = (torch.arange(size) * tiles // size for size in matrix.shape[1:])
+        for row, column in ((0, 0), (tiles - 1, 0), (tiles // 2, tiles // 2)):
+            part = matrix[:, rows == row][:, :, columns == column]
+            torch.testing.assert_close(known.tiles[:, row, column], part.amax((1, 2)), atol=1e-6, rtol=1e-5)
+
+
+def stepped(model: LoadedModel, found: Seen) -> Record:
+    """What is recorded by one who says the same word by word."""
+    record, network = Record(lambda name: name.startswith("decoder")), model.network
+    inputs, memory = found.text.reading.inputs, None
+    source = network.read(inputs["source_ids"]) if "source_ids" in inputs else None
+    for at in range(inputs["ids"].shape[1]):
+        context = Context(source=source, start=at, remember=True, record=record)
+        _, memory = network.decode(inputs["ids"][:, at : at + 1], context, memory)
+    return record
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beam", [1, 4, None])
+@pytest.mark.parametrize("description", [zoo.transformer(16, 2, 2), zoo.luong(16, 2), zoo.bahdanau(16)])
+def test_rows_follow_the_beam_that_won(description: object, beam: int | None):
+    model = small(description, generation={"max_new_tokens": 8, "num_beams": 3})
+    found = model.look(TEXT, beam=beam)
+    options = model.defaults()
+    answer = model.translations([TEXT], options if beam is None else options.__class__(beam=beam, max_tokens=8))[0][0]
+    assert found.text.said == [*answer.tokens, WORDS.end]
+    record = stepped(model, found)
+    assert record.rows.keys() == {name for name in found.weights if name.startswith("decoder")}
+    for name in record.rows:
+        torch.testing.assert_close(found.weights[name], record.matrix(name)[0], atol=1e-5, rtol=1e-4)
+    assert (found.text.beams is None) == (beam == 1)
+
+
+def test_a_language_model_reads_what_follows_and_what_it_goes_on_with():
+    model = small(zoo.gpt2(16, 2, 2))
+    with_target, alone = model.look("the cat", " sat"), model.look("the cat sat")
+    assert with_target.target_tokens == alone.target_tokens
+    further = model.look("the cat", " sat", length=3)
+    said = model.generate("the cat sat", max_tokens=3, top_k=1)
+    assert further.target_tokens[: len(alone.target_tokens)] == alone.target_tokens
+    assert model.tokenizer.decode(further.text.said) == said
+    assert further.weights["decoder.1.self"].shape[-1] == len(further.target_tokens) == len(alone.target_tokens) + 3
+    torch.testing.assert_close(
+        further.weights["decoder.1.self"][:, : len(alone.target_tokens), : len(alone.target_tokens)],
+        alone.weights["decoder.1.self"],
+    )
+
+
+def test_layers_are_chosen_by_name_or_pattern():
+    model = translator()
+    assert list(model.look(TEXT, TEXT, "decoder.*.cross").weights) == ["decoder.0.cross", "decoder.1.cross"]
+    assert list(model.look(TEXT, TEXT, ["encoder.1.self", "decoder.0.*"]).weights) == [
+        "encoder.1.self", "decoder.0.self", "decoder.0.cross",
+    ]  # fmt: skip
+    with pytest.raises(
+        InputError, match=r'named "decoder.7.cross" \(layers\). Known: encoder.0.self, .*decoder.1.cross'
+    ):
+        model.look(TEXT, TEXT, ["encoder.*", "decoder.7.cross"])
+    assert dict(small(zoo.seq2seq(16, 1)).look(TEXT, TEXT).weights) == {}
+
+
+def test_words_are_merged_subwords_and_special_tokens_are_words_of_their_own():
+    model = translator()
+    found = model.look("catsat played", "the park")
+    sides = found.sides
+    assert sides["source"].word_texts == found.source_words == ["catsat", "played", "</s>"]
+    assert sides["said"].word_texts == found.target_words == ["the", "park", "</s>"]
+    assert sides["read"].word_texts == ["<s>", "the", "park"]
+    assert sides["read"].tokens == ["<s>", *found.target_tokens[:-1]]
+    for side in sides.values():
+        assert [token for first, stop in side.words for token in range(first, stop)] == list(range(len(side.tokens)))
+    (first, stop), *_ = sides["source"].words
+    assert stop - first > 1
+    name = "decoder.1.cross"
+    expected = found.weights[name][:, 0, first:stop].sum(-1)
+    assert found.by_word(name).shape == (2, 3, 3)
+    if sides["said"].words[0] == (0, 1):
+        torch.testing.assert_close(found.by_word(name)[:, 0, 0], expected)
+    torch.testing.assert_close(found.by_word("decoder.0.self").sum(-1), torch.ones(2, 3))
+
+
+def test_a_word_that_is_cut_short_before_the_end_is_read_as_far_as_it_goes():
+    side = Side.of(["a", "b", "##c"], "a bc", [(0, 1), (2, 3), (3, 4)])
+    assert side.words == [(0, 1), (1, 3)]
+    assert side.behind("<s>").words == [(0, 1), (1, 2), (2, 3)]
+    assert side.behind("<s>").word_texts == ["<s>", "a", "bc"]
+
+
+@pytest.mark.parametrize("text", ["", "  ", "the cat", "</s> <s>", "\n\n a\tb", "東京 と 犬", "東京と犬", "é\u0301é x"])
+def test_words_cover_the_tokens_of_any_text(text: str):
+    for tokenizer in (WORDS, BPE(280).train(TEXTS)):
+        ids = [tokenizer.begin, *tokenizer.encode(text), tokenizer.end]
+        for side in (side_of(tokenizer, ids, text), side_of(tokenizer, ids)):
+            assert [token for first, stop in side.words for token in range(first, stop)] == list(range(len(ids)))
+            assert len(side.word_texts) == len(side.words)
+            assert side.word_texts[0], side.word_texts[-1] == tuple(tokenizer.token_texts([ids[0], ids[-1]]))
+
+
+def test_the_alignment_is_what_the_model_aligns_by():
+    model = translator()
+    for target in ("the dog ran in the park", "Né à Paris"):
+        found = model.look(TEXT, target)
+        expected = model.align([TEXT], [target])[0]
+        assert found.moses() == " ".join(f"{one}-{other}" for one, other in expected)
+
+
+def test_summaries_over_layers_and_heads():
+    found = translator().look(TEXT, TEXT)
+    cross = torch.cat([found.weights[f"decoder.{number}.cross"] for number in range(2)])
+    torch.testing.assert_close(found.mean("cross"), cross.mean(0))
+    torch.testing.assert_close(found.maximum("cross"), cross.amax(0))
+    one, other = (found.weights[f"encoder.{number}.self"].mean(0) for number in range(2))
+    eye = torch.eye(len(one))
+    torch.testing.assert_close(found.rollout("encoder"), (other + eye) / 2 @ ((one + eye) / 2))
+    torch.testing.assert_close(found.rollout("decoder").sum(-1), torch.ones(len(found.target_tokens)))
+    with pytest.raises(InputError, match='"encoder" or "decoder"'):
+        found.rollout("cross")
+
+
+@torch.no_grad()
+def test_norms_are_of_values_through_the_output_map():
+    model = translator()
+    found, name = model.look(TEXT, TEXT), "encoder.0.self"
+    given: list[Tensor] = []
+    layer = model.network.encoder.get_submodule("wiring.layers.0.self.sublayer")
+    hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
+    model.look(TEXT, TEXT)
+    hook.remove()
+    values = layer.query_key_value(given[0])[0].chunk(3, dim=-1)[2]
+    for head in range(2):
+        part = slice(8 * head, 8 * head + 8)
+        through = values[:, part] @ layer.out.weight[:, part].T
+        expected = found.weights[name][head] * through.norm(dim=-1)
+        torch.testing.assert_close(found.norm_weighted(name)[head], expected)
+
+
+def test_buckets_are_there_where_tokens_are_hashed():
+    model = small(zoo.reformer(16, 2, 2, see=Ranks(4), buckets=4, rounds=3, attention=("lsh", "local")))
+    found = model.look(TEXT)
+    assert {name: tuple(buckets.shape) for name, buckets in found.buckets.items()} == {
+        "decoder.0.self": (2, len(found.target_tokens), 3)
+    }
+    assert set(found.buckets["decoder.0.self"].unique().tolist()) <= {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("description", [zoo.gpt2(16, 2, 2), zoo.reformer(16, 2, 2, see=Ranks(4), buckets=4)])
+def test_a_long_text_is_read_again_for_the_rows_that_are_asked_for(
+    description: object, monkeypatch: pytest.MonkeyPatch
+):
+    model, text = small(description), " ".join(TEXTS * 2)
+    whole = model.look(text)
+    monkeypatch.setattr(sight, "_BUDGET", 1000)
+    monkeypatch.setattr(sight, "_BLOCK", 200)
+    found = model.look(text)
+    assert not isinstance(found.weights, dict)
+    assert list(found.weights) == list(whole.weights)
+    assert len(found.weights) == 2
+    for name, weights in whole.weights.items():
+        torch.testing.assert_close(found.weights[name], weights)
+        for head in (1, 0):
+            torch.testing.assert_close(found.rows(name, head, 3, 17), weights[head, 3:17])
+        torch.testing.assert_close(found.entropy[name], whole.entropy[name])
+        top = found.layers[name].top[1][0]
+        torch.testing.assert_close(top, weightiest(weights[0], top.shape[-1])[1])
+    assert found.rows(name, 0, 5, 5).shape == (0, len(found.target_tokens))
+    monkeypatch.setattr(sight, "_MOST", 1000)
+    with pytest.raises(InputError, match=r"too many to hold \(decoder.0.self\). Ask for some of them: seen.rows"):
+        found.weights["decoder.0.self"]
+    with pytest.raises(InputError, match=r"no head 2 of 'decoder.0.self'"):
+        found.rows("decoder.0.self", 2, 0, 1)
+    with pytest.raises(KeyError):
+        found.weights["decoder.9.self"]
+
+
+@pytest.mark.parametrize("attention", ["full", "local", "lsh"])
+def test_memory_is_bounded_however_long_the_text_is(attention: str, monkeypatch: pytest.MonkeyPatch):
+    length, block = 4096, 1 << 17
+    monkeypatch.setattr(sight, "_BLOCK", block)
+    monkeypatch.setattr(sight, "_BUDGET", 1_000_000)
+    monkeypatch.setattr(sight, "_VECTORS", 0)
+    see = {"see": Ranks(16), "buckets": 64}
+    description = zoo.gpt2(8, 1, 1, position=None) if attention == "full" else zoo.reformer(
+        8, 1, 1, attention=(attention,), position=None, **see
+    )  # fmt: skip
+    torch.manual_seed(0)
+    network = description.build(30).eval()
+    reading = Reading(network, {"ids": torch.randint(30, (1, length))})
+    with Largest() as largest:
+        (layer,) = reading.layers.values()
+        rows = reading.rows("decoder.0.self", 0, 4000, 4032)
+    assert largest.numbers <= 2 * block
+    assert layer.weights is None
+    torch.testing.assert_close(rows.sum(-1), torch.ones(32))
+    torch.testing.assert_close(rows.topk(layer.top[1].shape[-1]).values, layer.top[1][0, 4000:4032])

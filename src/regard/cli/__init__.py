@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import exchange, judge, learn, read, speak
+from regard.cli import exchange, judge, learn, read, see, speak
 from regard.errors import Note, RegardError
 from regard.version import __version__
 
@@ -35,7 +35,7 @@ app.command()(read.fill)
 app.command()(read.embed)
 app.command()(read.classify)
 app.command()(read.score)
-app.command()(speak.show)
+app.command()(see.show)
 app.command()(judge.evaluate)
 app.command()(judge.compare)
 app.command()(judge.check)

@@ -202,22 +202,3 @@ def _save(text: str, out: Path) -> None:
         from regard.store.files import write_file
 
         write_file(out, f"{text}\n".encode())
-
-
-def show(
-    model: ModelFolder,
-    text: Annotated[str, typer.Argument(help="What the model reads.", show_default=False)],
-    target: Annotated[str | None, typer.Option(help="What it says; its own words if not given.")] = None,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("page.html"),
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """Write a page that shows what every layer and head attends to; it needs no network.
-
-    Example: regard show runs/dates "15. März 2024" --out page.html
-    """
-    seen = load_model(model, device, threads).look(text, target)
-    seen.save(out)
-    layers = len(seen.weights)
-    seen_of = f"{layers} attention layer{'s' * (layers > 1)}" if layers else "only text: this model has no attention"
-    typer.echo(f"{out} shows {seen_of}.")

@@ -11,10 +11,10 @@ from torch import Tensor
 from regard import catalogue
 from regard.decode.choose import Options
 from regard.decode.pool import Hypothesis
-from regard.decode.search import search
+from regard.decode.search import Watch, search
 from regard.errors import InputError
 from regard.models.model import Network
-from regard.parts.contract import Source
+from regard.parts.contract import Change, Context, Source
 from regard.text.tokenizer import Tokenizer
 
 _ROWS = 128
@@ -68,6 +68,20 @@ def translate(
 
     `first` is the number of the first line, by which a text that cannot be read is named.
     """
+    requests = to_translate(network, tokenizers, texts, options, prefixes=prefixes, first=first)
+    return speak(network, tokenizers[1], requests, options, progress)
+
+
+def to_translate(
+    network: Network,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    texts: Sequence[str],
+    options: Options,
+    *,
+    prefixes: Sequence[str] | None = None,
+    first: int = 1,
+) -> list[Request]:
+    """What is asked of a network that is to translate these texts."""
     source, target = tokenizers
     prefixes = [""] * len(texts) if prefixes is None else prefixes
     if len(prefixes) != len(texts):
@@ -77,11 +91,24 @@ def translate(
     for place, (ids, prefix) in enumerate(zip(source.encode_batch(texts), begun)):
         read = (*ids, source.end)
         require_room(network, len(read), f"line {first + place:,}")
-        limit = options.max_tokens if options.max_tokens is not None else 2 * len(read) + 50
-        # Nothing is what an empty line means in any language.
-        limit = room(network, limit, len(prefix) + 1) if ids else 0
-        requests.append(Request((target.begin, *prefix), read, limit, options.seed + place))
-    return speak(network, target, requests, options, progress)
+        requests.append(translation(network, target, read, options, prefix=prefix, place=place))
+    return requests
+
+
+def translation(
+    network: Network,
+    target: Tokenizer,
+    read: tuple[int, ...],
+    options: Options,
+    *,
+    prefix: Sequence[int] = (),
+    place: int = 0,
+) -> Request:
+    """What is asked of a network that is to translate a source, which ends with its end token."""
+    limit = options.max_tokens if options.max_tokens is not None else 2 * len(read) + 50
+    # Nothing is what an empty line means in any language.
+    limit = room(network, limit, len(prefix) + 1) if len(read) > 1 else 0
+    return Request((target.begin, *prefix), read, limit, options.seed + place)
 
 
 def extend(
@@ -93,17 +120,29 @@ def extend(
     progress: Progress = lambda done: None,
 ) -> list[list[Answer]]:
     """The best continuations of each text, best first, the text itself included."""
+    return speak(network, tokenizer, to_extend(network, tokenizer, prompts, options), options, progress)
+
+
+def to_extend(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], options: Options) -> list[Request]:
+    """What is asked of a network that is to go on with these texts."""
     requests = []
     for place, ids in enumerate(tokenizer.encode_batch(prompts)):
         prompt = opened(tokenizer, ids)
         require_room(network, len(prompt), f"prompt {place + 1:,}")
         limit = room(network, 200 if options.max_tokens is None else options.max_tokens, len(prompt))
         requests.append(Request(prompt, None, limit, options.seed + place, len(prompt) - len(ids)))
-    return speak(network, tokenizer, requests, options, progress)
+    return requests
 
 
 def speak(
-    network: Network, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress
+    network: Network,
+    tokenizer: Tokenizer,
+    requests: Sequence[Request],
+    options: Options,
+    progress: Progress = lambda done: None,
+    *,
+    watch: Watch | None = None,
+    change: Change | None = None,
 ) -> list[list[Answer]]:
     """Search, and turn tokens into text; what opens a prompt is not part of it."""
     stopped = None
@@ -116,7 +155,9 @@ def speak(
     # A search finds its n best at once; a draw is made n times, each from a seed of its own.
     draws = options.n_best if options.temperature > 0 else 1
     drawn = [replace(request, seed=request.seed + draw * _APART) for draw in range(draws) for request in requests]
-    found = answer(network, drawn, options, end=tokenizer.end, stopped=stopped, progress=progress)
+    found = answer(
+        network, drawn, options, end=tokenizer.end, stopped=stopped, progress=progress, watch=watch, change=change
+    )
     answers = []
     for place, request in enumerate(requests):
         hypotheses = [said for row in found[place :: len(requests)] for said in row]
@@ -168,8 +209,10 @@ def answer(
     end: int,
     stopped: Callable[[list[int]], bool] | None = None,
     progress: Progress = lambda done: None,
+    watch: Watch | None = None,
+    change: Change | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best hypotheses for each request."""
+    """The best hypotheses for each request; `watch` is told of each step, `change` switches heads off."""
     answers: list[list[Hypothesis]] = [[] for _ in requests]
     with torch.inference_mode():
         for places in batches(requests, _TOKENS // options.beam):
@@ -180,9 +223,11 @@ def answer(
                 options,
                 end=end,
                 limits=[request.limit for request in chosen],
-                source=read_sources(network, [request.source for request in chosen]),
+                source=read_sources(network, [request.source for request in chosen], change),
                 seeds=[request.seed for request in chosen],
                 stopped=stopped,
+                watch=watch,
+                change=change,
             )
             for place, hypotheses in zip(places, found):
                 answers[place] = hypotheses
@@ -190,11 +235,14 @@ def answer(
     return answers
 
 
-def read_sources(network: Network, sources: Sequence[Sequence[int] | None]) -> Source | None:
+def read_sources(
+    network: Network, sources: Sequence[Sequence[int] | None], change: Change | None = None
+) -> Source | None:
     """What the encoder says of some sources of unequal length; None for a model without an encoder."""
     if network.encoder is None:
         return None
-    return network.read(*padded([source or () for source in sources], next(network.parameters()).device))
+    ids, padding = padded([source or () for source in sources], next(network.parameters()).device)
+    return network.read(ids, context=Context(padding=padding, change=change))
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

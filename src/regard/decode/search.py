@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.decode.choose import Options, Propose, RandomNumbers, competing, constrain, drawing, greedy
 from regard.decode.pool import NOTHING, Hypothesis, Pool
 from regard.models.model import Network
-from regard.parts.contract import Context, Memory, Record, Source, map_rows, select
+from regard.parts.contract import Change, Context, Memory, Record, Source, map_rows, select
 
 _PIECE = 1024  # tokens of a long prompt that are read at once
 
@@ -30,19 +30,22 @@ def search(
     source: Source | None = None,
     seeds: Sequence[int] | None = None,
     stopped: Callable[[list[int]], bool] | None = None,
+    watch: Watch | None = None,
+    change: Change | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of each prompt, at most `limits[i]` tokens long, best first.
 
     `seeds` gives each row its own random numbers; `stopped` says of a row's tokens whether they hold a stop string.
+    `watch` is told of each step; `change` switches heads of the decoder off.
     """
-    rows = _Rows(network, prompts, options, end, limits, source, seeds or range(len(prompts)), stopped)
+    rows = _Rows(network, prompts, options, end, limits, source, seeds or range(len(prompts)), stopped, change)
     while len(rows.alive):
-        rows.step()
+        rows.step(watch)
     return rows.answers
 
 
 @dataclass(frozen=True)
-class _Candidates:
+class Candidates:
     """What may come next: A sentences by c continuations."""
 
     sums: Tensor
@@ -51,6 +54,10 @@ class _Candidates:
     ending: Tensor  # the last token is the end token
     finished: Tensor  # ended, stopped, or at the limit
     over: Tensor  # at the limit without an end
+
+
+Watch = Callable[[Tensor, Candidates, Tensor], None]
+"""Is told at each step which sentences are alive A, what competed, and which of it goes on A k, the finished last."""
 
 
 class _Rows:
@@ -66,6 +73,7 @@ class _Rows:
         source: Source | None,
         seeds: Sequence[int],
         stopped: Callable[[list[int]], bool] | None,
+        change: Change | None,
     ) -> None:
         self.network, self.options, self.end, self.stopped = network, options, end, stopped
         self.device = next(network.parameters()).device
@@ -82,7 +90,7 @@ class _Rows:
         self.tokens = torch.zeros(sentences, 1, 0, dtype=torch.long, device=self.device)
         self.sums = torch.zeros(sentences, 1, device=self.device)
         self.memory: Memory = None
-        self._keep_prompts(source)
+        self._keep_prompts(source, change)
 
     def _proposer(self, seeds: Sequence[int]) -> Propose:
         if self.options.temperature == 0:
@@ -90,7 +98,7 @@ class _Rows:
         streams = RandomNumbers(seeds)
         return drawing(self.options, lambda: streams.at(self.made)[self.alive.cpu()])
 
-    def _keep_prompts(self, source: Source | None) -> None:
+    def _keep_prompts(self, source: Source | None, change: Change | None) -> None:
         """Begin with the prompts of the rows that have something to say."""
         if len(self.alive) < len(self.answers):
             self.prompt, self.lengths, self.limit = (
@@ -101,20 +109,23 @@ class _Rows:
         self.even = bool((self.lengths == self.furthest).all())
         self.prompt = self.prompt[:, : self.furthest]
         self.last = self.prompt.clamp_min(0)
-        self.context = Context(source=source, remember=True, padding=None if self.even else self.prompt >= 0)
+        padding = None if self.even else self.prompt >= 0
+        self.context = Context(source=source, remember=True, padding=padding, change=change)
         weighty = self.options.coverage_penalty > 0 and source is not None
         self.coverage: Tensor | None = None
         if weighty and source is not None:
             self.coverage = torch.zeros(len(self.alive), 1, source.states.shape[1], device=self.device)
 
-    def step(self) -> None:
+    def step(self, watch: Watch | None = None) -> None:
         """Read the last tokens, propose what may follow, keep the best, and let finished sentences leave."""
         candidates = self.candidates()
         self.finish(candidates)
         order = self.survive(candidates)
-        self.leave(order)
+        if watch is not None:
+            watch(self.alive, candidates, order)
+        self.leave(candidates.parents.gather(1, order))
 
-    def candidates(self) -> _Candidates:
+    def candidates(self) -> Candidates:
         """What may come next, as the network sees it."""
         following = self.read().unflatten(0, (len(self.alive), self.width))
         sums, parents, chosen = self.propose(following, self.sums)
@@ -126,7 +137,7 @@ class _Rows:
             ending |= chosen == other
         finished = ending | self.at_stop(tokens, ending)
         over = (self.made >= self.limit)[:, None] & ~finished
-        return _Candidates(sums, parents, tokens, ending, finished | over, over)
+        return Candidates(sums, parents, tokens, ending, finished | over, over)
 
     def read(self) -> Tensor:
         """-> RN: the log-probabilities of the next token of every row, under the options' rules."""
@@ -177,7 +188,7 @@ class _Rows:
         held = torch.tensor([self.stopped(row) for row in said], device=self.device)
         return held.view_as(ending) & ~ending
 
-    def finish(self, candidates: _Candidates) -> None:
+    def finish(self, candidates: Candidates) -> None:
         """Put finished candidates among the best `beam` into the pool of their sentence."""
         ranks = torch.arange(candidates.sums.shape[1], device=self.device)
         scores = candidates.sums / self.options.penalty(float(self.made))
@@ -188,12 +199,12 @@ class _Rows:
         ended = candidates.finished & ~candidates.over
         self.pool = self.pool.merged(Pool(scores, candidates.sums, lengths, ended, candidates.tokens))
 
-    def survive(self, candidates: _Candidates) -> Tensor:
-        """Keep the best `beam` that go on; -> A k, the row within its sentence that each came from."""
+    def survive(self, candidates: Candidates) -> Tensor:
+        """Keep the best `beam` that go on; -> A k, which of the candidates they are."""
         going = candidates.sums.masked_fill(candidates.finished, -torch.inf)
         self.sums, order = going.topk(self.beam, dim=1)
         self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, self.made))
-        return candidates.parents.gather(1, order)
+        return order
 
     def leave(self, parents: Tensor) -> None:
         """Drop sentences that cannot do better any more, and reorder what the others remember."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.judge.counts import Row
-from regard.show.page import escaped
+from regard.show.document import escaped
 
 ACCENT, QUIET, _LINE = "#17508c", "#6c6f76", "#dcdcd6"
 _COLORS = (ACCENT, "#c4511d", "#2b7a4b", "#7a4fa3", "#a07400", "#b02a63", "#0a7a85", "#4d5057")

@@ -11,7 +11,7 @@ from regard.judge.comparison import Comparison, Contender
 from regard.judge.counts import Row
 from regard.judge.report import STYLE, footer, halves, mark
 from regard.judge.significance import Estimate
-from regard.show.page import document, escaped, overview
+from regard.show.document import document, escaped, overview
 from regard.store.files import write_file
 
 _STYLE = (

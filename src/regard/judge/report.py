@@ -14,8 +14,8 @@ from regard.judge.chart import Curve
 from regard.judge.counts import Row, is_numbered
 from regard.judge.evaluate import Evaluation
 from regard.judge.history import points, read_metrics
-from regard.show import page
-from regard.show.page import document, escaped, overview
+from regard.show import document as pages
+from regard.show.document import document, escaped, overview
 from regard.show.trace import Seen
 from regard.store.files import write_file
 from regard.version import __version__
@@ -23,7 +23,7 @@ from regard.version import __version__
 _ROWS_A_TABLE = 12
 
 STYLE = (
-    page.STYLE
+    pages.STYLE
     + chart.STYLE
     + """
 .numbers { display: flex; flex-wrap: wrap; gap: 1rem 3rem; margin: 2rem 0 0 }

@@ -22,7 +22,7 @@ from regard.learn.settings import Training
 from regard.learn.trainer import Step, Trainer
 from regard.learn.validate import Validation, validate
 from regard.models.model import Network
-from regard.store.checkpoint import Checkpoint, prune, save_checkpoint, steps_found
+from regard.store.checkpoint import Checkpoint, checkpoints, prune, save_checkpoint, steps_found
 from regard.store.files import disk_trouble, unwatched, write_file
 from regard.store.folder import write_weights
 from regard.text.batch import Place
@@ -44,11 +44,6 @@ class Job:
     card: Callable[[dict[str, Any]], str]  # README.md from the run's results
     start: Checkpoint | None = None  # where the run goes on
     changed: tuple[str, ...] = ()  # "train" or "valid", where that text is another than the checkpoint's
-
-
-def checkpoints(folder: Path) -> Path:
-    """Where a run keeps its checkpoints."""
-    return folder / "checkpoints"
 
 
 class Run:

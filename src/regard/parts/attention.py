@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import catalogue
-from regard.parts.banded import banded, weighed
-from regard.parts.contract import Context, Memory, Shared, Sublayer, write
+from regard.parts.banded import InBands, banded
+from regard.parts.contract import Attended, Context, Inside, Memory, Rows, Shared, Sublayer, write
 from regard.parts.linear import linear
 from regard.parts.local import local_bands
 from regard.parts.pattern import Everything, Look, Pattern, gathered
@@ -63,7 +63,7 @@ class SelfAttentionLayer(Sublayer):
             memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
             if not fresh:
                 k, v = (part[:, :, : context.extent(x.shape[1])] for part in memory)
-        y = nearby(self.score, self.see, q, k, v, context) if fresh else None
+        y = nearby(self.score, self.see, q, k, v, context, out=self.out.weight) if fresh else None
         if y is not None:
             return self.out(merge_heads(y)), memory if context.remember else None
         hidden, causal = self.visible(x.shape[1], k.shape[2], context, fresh, x.device)
@@ -71,7 +71,7 @@ class SelfAttentionLayer(Sublayer):
         if context.bias is not None:
             places = context.places(x.shape[1], x.device)
             bias = context.bias(places, places if fresh else torch.arange(k.shape[2], device=x.device))
-        y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal)
+        y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal, out=self.out.weight)
         return self.out(merge_heads(y)), memory if context.remember else None
 
     def projected(self, x: Tensor) -> Sequence[Tensor]:
@@ -145,7 +145,7 @@ class CrossAttentionLayer(Sublayer):
         queries, slots = gathered(x, context.slots(x.shape[1], x.device), k.shape[0])
         mask, factor = self.focus(queries, slots, context.source)
         q = self.score.queries(split_heads(self.query(queries), self.heads))
-        y = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(x))
+        y = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(x), out=self.out.weight)
         return self.out(merge_heads(y).reshape(*x.shape[:2], -1)), memory if context.remember else None
 
 
@@ -161,11 +161,12 @@ def attend(
     factor: Tensor | None = None,
     causal: bool = False,
     rows: int | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """Projected BHTK, BHSK and BHSV -> BHTV: weigh the values by how well their keys answer.
 
     A dot product goes to the fused kernel, unless there is a factor on the weights. While someone looks, the weights
-    are computed beside it, never instead of it, so that looking changes nothing.
+    are computed beside it, never instead of it, so that looking changes nothing. `out` is what comes behind the heads.
     """
     weights: Tensor | None = None
     if score.scale is None or factor is not None:
@@ -176,14 +177,70 @@ def attend(
         y = F.scaled_dot_product_attention(q, k, v, masked(mask, bias), is_causal=causal, scale=score.scale)
     if context.looking:
         assert context.record is not None
-        if causal:
-            mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        seen = weigh(score, q, k, mask, bias) if weights is None else weights
-        context.record.write(context.name, rows_of(seen, rows))
+        beams = 1 if rows is None else rows // len(q)
+        context.record.watch(context.name, Weighed(v, out, score, q, k, mask, bias, causal, beams, weights))
     return switched(y, context)
 
 
-def nearby(score: Score, see: Pattern, q: Tensor, k: Tensor, v: Tensor, context: Context) -> Tensor | None:
+@dataclass(frozen=True)
+class Weighed(Attended):
+    """Keys weighed by a score. A sentence's beams are so many times more queries to it: B, H, beams * T, K."""
+
+    score: Score
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    causal: bool = False  # the plain triangle, for which there is no mask
+    beams: int = 1
+    known: Tensor | None = None  # all weights, where the layer itself had to work them out
+
+    @property
+    def queries(self) -> int:
+        """How many queries attend, in each row."""
+        return self.query.shape[2] // self.beams
+
+    def head(self, number: int) -> Rows:
+        """The weights of one head, asked for by queries."""
+        return lambda queries: self.worked_out(queries, slice(number, number + 1))[:, 0]
+
+    def weights(self, queries: slice) -> Tensor:
+        """-> BHtS: the weights of some queries."""
+        return self.worked_out(queries, slice(None))
+
+    def worked_out(self, queries: slice, heads: slice) -> Tensor:
+        """-> BhtS: the weights of some queries in some heads."""
+        found = self.part(self.known, queries, heads)
+        if found is None:
+            mask = self.part(self.mask, queries, heads)
+            if self.causal:
+                along = torch.arange(self.keys, device=self.key.device)
+                mask = along <= along[: self.queries][queries, None]
+            q = self.part(self.query, queries, heads)
+            assert q is not None
+            found = weigh(self.score, q, self.key[:, heads], mask, self.part(self.bias, queries, heads))
+        return rows_of(found, self.beams)
+
+    def part(self, whole: Tensor | None, queries: slice, heads: slice) -> Tensor | None:
+        """What of (1|B)(1|H)(1|T)... belongs to some queries and heads."""
+        if whole is None:
+            return None
+        whole = whole if whole.dim() == 4 else whole[None, None]
+        whole = whole if whole.shape[1] == 1 else whole[:, heads]
+        if whole.shape[2] == 1:
+            return whole
+        chosen: Tensor = whole.unflatten(2, (self.beams, -1))[:, :, :, queries]
+        return chosen.flatten(2, 3)
+
+    def inside(self) -> Inside:
+        """What the weights are made of."""
+        found = self.score.inside(rows_of(self.query, self.beams), self.key.repeat_interleave(self.beams, 0))
+        return replace(found, bias=self.bias)
+
+
+def nearby(
+    score: Score, see: Pattern, q: Tensor, k: Tensor, v: Tensor, context: Context, *, out: Tensor | None = None
+) -> Tensor | None:
     """As `attend`, in bands; None unless of this text the pattern sees what is near only, and a kernel can compare."""
     if context.bias is not None or score.scale is None:
         return None
@@ -193,7 +250,7 @@ def nearby(score: Score, see: Pattern, q: Tensor, k: Tensor, v: Tensor, context:
     if bands is None:
         return None
     if context.looking and context.record is not None:
-        context.record.write(context.name, weighed(q, k, bands, score.scale))
+        context.record.watch(context.name, InBands(v, out, q, k, bands, score.scale))
     return switched(banded(q, k, v, bands, score.scale), context)
 
 
@@ -230,12 +287,11 @@ def both(one: Tensor | None, other: Tensor) -> Tensor:
     return other if one is None else one & other
 
 
-def rows_of(weights: Tensor, rows: int | None) -> Tensor:
-    """Give beams that were extra queries (B, H, beams * T, S) their rows back: (B * beams, H, T, S)."""
-    if rows is None or rows == weights.shape[0]:
-        return weights
-    beams = rows // weights.shape[0]
-    apart: Tensor = weights.unflatten(2, (beams, -1))
+def rows_of(asked: Tensor, beams: int) -> Tensor:
+    """Give beams that were extra queries (B, H, beams * T, ...) their rows back: (B * beams, H, T, ...)."""
+    if beams == 1:
+        return asked
+    apart: Tensor = asked.unflatten(2, (beams, -1))
     return apart.transpose(1, 2).flatten(0, 1)
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.parts.contract import Attended, Inside, Rows
+
 _SLICE = 8192  # places worked on at once: what they need stays in a processor's cache
 
 Hide = Callable[[slice, slice], Tensor]
@@ -232,23 +234,58 @@ def _slopes(
     return inner @ k, inner.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ slope
 
 
-def weighed(q: Tensor, k: Tensor, bands: list[Band], scale: float = 1.0) -> Tensor:
-    """BHTK, BHTK -> BHTT: the weights that `banded` gives, all of them; for someone who looks."""
-    asking, answering = q.flatten(0, 1), k.flatten(0, 1)
-    odds, amounts = [], []
-    for band in bands:
-        everything = slice(0, band.tokens.shape[1] // band.chunk)
-        rows = slice(0, len(asking))
-        mine, around, _ = _laid(asking, answering, answering, band, rows, everything)
-        scores = mine @ around.transpose(-1, -2) * scale + band.hide(rows, everything)
-        odds.append(scores.softmax(-1))
-        amounts.append(scores.logsumexp(-1).flatten(1))
-    weights = q.new_zeros(len(asking), q.shape[2] * q.shape[2])
-    for band, odd, share in zip(bands, odds, _shares(bands, amounts)):
-        laid = torch.zeros(band.tokens.shape, dtype=share.dtype, device=q.device)
-        laid.scatter_(1, band.places.flatten(1).long(), share.flatten(1))
-        around = band.around(slice(0, odd.shape[1]))
-        asker, answerer = band.chunks(band.tokens), band.windows(band.tokens.index_select(1, around))
-        at = asker[..., :, None].long() * q.shape[2] + answerer[..., None, :]
-        weights.scatter_add_(1, at.flatten(1), (odd * band.chunks(laid)[..., None]).flatten(1).to(weights.dtype))
-    return weights.view(*q.shape[:3], -1)
+@dataclass(frozen=True)
+class InBands(Attended):
+    """The weights that `banded` gives, worked out for one head at a time, and never as queries times keys."""
+
+    query: Tensor
+    key: Tensor | None  # None: the queries, one long
+    bands: list[Band]
+    scale: float = 1.0
+
+    @property
+    def queries(self) -> int:
+        """How many queries attend, in each row."""
+        return self.query.shape[2]
+
+    def head(self, number: int) -> Rows:
+        """The weights of one head, asked for by queries."""
+        rows = [self.windows(row) for row in range(number, len(self.query) * self.heads, self.heads)]
+
+        def of(queries: slice) -> Tensor:
+            found = self.query.new_zeros(len(rows), len(range(self.queries)[queries]), self.keys)
+            for row, rounds in zip(found, rows):
+                for tokens, chunk, weights in rounds:
+                    row.scatter_add_(1, tokens[chunk[queries]].long(), weights[queries].to(row.dtype))
+            return found
+
+        return of
+
+    def windows(self, row: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of a row, round by round: the tokens around each chunk cW, each token's chunk T, and its weights there TW."""
+        found, amounts = [], []
+        for band in self.bands:
+            tokens, scores = (torch.cat(parts) for parts in zip(*self.scored(band, slice(row, row + 1))))
+            for places in band.places[row]:
+                mine = scores[places]
+                found.append((tokens, places // band.chunk, mine.softmax(-1)))
+                amounts.append(mine.logsumexp(-1))
+        shares = torch.stack(amounts).softmax(0)
+        return [(tokens, chunk, odds * share[:, None]) for (tokens, chunk, odds), share in zip(found, shares)]
+
+    def scored(self, band: Band, row: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of a row, slice by slice: the tokens around each chunk cW, and how they score with each of its places."""
+        asking = self.query.flatten(0, 1)[row]
+        answering = unit(asking) if self.key is None else self.key.flatten(0, 1)[row]
+        count, at_once = band.tokens.shape[1] // band.chunk, max(1, _SLICE // band.chunk)
+        for first in range(0, count, at_once):
+            chunks = slice(first, min(first + at_once, count))
+            mine, around, _ = _laid(asking, answering, answering, band, row, chunks)
+            scores = mine @ around.transpose(-1, -2) * self.scale + band.hide(row, chunks)
+            yield band.windows(band.tokens[row].index_select(1, band.around(chunks)))[0], scores[0].flatten(0, 1)
+
+    def inside(self) -> Inside:
+        """What the weights are made of."""
+        if self.key is None:
+            return Inside("shared", self.query, unit(self.query), self.scale)
+        return Inside("dot", self.query, self.key, self.scale)

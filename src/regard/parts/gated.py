@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.parts.attention import attend, both, divided, merge_heads, nearby, split_heads, weigh
-from regard.parts.contract import Context, Sublayer, write
+from regard.parts.attention import Weighed, attend, both, divided, merge_heads, nearby, split_heads
+from regard.parts.contract import Attended, Context, Inside, Rows, Sublayer, write
 from regard.parts.join import LayerNorm, Norm
 from regard.parts.linear import linear
 from regard.parts.pattern import Window
@@ -74,14 +74,14 @@ class GatedAttentionLayer(Sublayer):
 
     def asked(self, q: Tensor, k: Tensor, context: Context, fresh: bool, first: int) -> Tensor:
         """BHTK, BHSK -> BHTK: what queries find among the states; a text longer than the window is read in bands."""
-        near = nearby(self.score, self.see, q, k, k, context) if fresh else None
+        out = self.polarity().diag() if context.looking else None
+        near = nearby(self.score, self.see, q, k, k, context, out=out) if fresh else None
         if near is not None:
             return near
         mask, causal = self.visible(q.shape[2], k.shape[2], context, fresh)
         if context.looking and context.record is not None:
-            slots = context.slots(q.shape[2], q.device)
-            shown = weigh(self.score, q, k, self.see.sees(slots, slots) if causal else mask, None)
-            context.record.write(context.name, F.pad(shown, (first, 0)))
+            shown = Weighed(k, out, self.score, q, k, mask, causal=causal)
+            context.record.watch(context.name, Since(F.pad(k, (0, 0, first, 0)), out, shown, first))
         return attend(self.score, q, k, k, mask, replace(context, record=None), causal=causal)
 
     def polarity(self) -> Tensor:
@@ -111,6 +111,29 @@ class GatedAttentionLayer(Sublayer):
         if beyond > self.see.length // 4:
             states, first = states[:, beyond:].contiguous(), first + beyond
         return Kept(states, torch.full((len(states),), first, device=states.device))
+
+
+@dataclass(frozen=True)
+class Since(Attended):
+    """What is attended to among what is kept; the keys before `first`, which are gone, weigh nothing."""
+
+    kept: Attended
+    first: int
+
+    @property
+    def queries(self) -> int:
+        """How many queries attend, in each row."""
+        return self.kept.queries
+
+    def head(self, number: int) -> Rows:
+        """The weights of one head, asked for by queries."""
+        rows = self.kept.head(number)
+        return lambda queries: F.pad(rows(queries), (self.first, 0))
+
+    def inside(self) -> Inside:
+        """What the weights are made of."""
+        found = self.kept.inside()
+        return replace(found, key=F.pad(found.key, (0, 0, self.first, 0)))
 
 
 def behind(end: int | None, first: int) -> int | None:

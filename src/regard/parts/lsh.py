@@ -8,6 +8,7 @@ when nothing else is there.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -17,8 +18,8 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.parts.attention import divided, merge_heads, split_heads, switched
-from regard.parts.banded import banded, unit, weighed
-from regard.parts.contract import Context, Memory, Sublayer, write
+from regard.parts.banded import InBands, banded, unit
+from regard.parts.contract import Attended, Context, Inside, Memory, Rows, Sublayer, write
 from regard.parts.linear import linear
 from regard.parts.meeting import SELF, Chunks, Ranks, Whole
 
@@ -76,14 +77,14 @@ class LSHAttentionLayer(Sublayer):
         buckets = context.choose(lambda: self.hashed(q))
         if memory is None:
             memory = (q, v, buckets)
-            y, weights = self.read(q, v, buckets, context.realm(), context.looking)
+            y, attended = self.read(q, v, buckets, context.realm())
         else:
             memory = tuple(write(old, new, context, dim=2) for old, new in zip(memory, (q, v, buckets)))
             reach = tuple(part[:, :, : context.extent(x.shape[1])] for part in memory)
-            y, weights = self.step(q, buckets, reach, context)
-        if weights is not None:
+            y, attended = self.step(q, buckets, reach, context)
+        if context.looking:
             assert context.record is not None
-            context.record.write(context.name, weights)
+            context.record.watch(context.name, attended)
             context.record.note(context.name, buckets)
         return self.out(merge_heads(switched(y, context))), memory if context.remember else None
 
@@ -109,40 +110,78 @@ class LSHAttentionLayer(Sublayer):
                 whole *= count
         return buckets.transpose(2, 3)
 
-    def read(
-        self, q: Tensor, v: Tensor, buckets: Tensor, realm: Tensor | None, looking: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """BHTK, BHTV, BHTR -> BHTV, and BHTT weights for someone who looks: the whole text at once."""
+    def read(self, q: Tensor, v: Tensor, buckets: Tensor, realm: Tensor | None) -> tuple[Tensor, Attended]:
+        """BHTK, BHTV, BHTR -> BHTV, and what it attends to: the whole text at once."""
         everyone = None if realm is None else realm.repeat_interleave(self.heads, 0)
         bands = self.see.bands(buckets.transpose(2, 3).flatten(0, 1), everyone, self.description.causal)
         if bands is not None:
-            return banded(q, None, v, bands), weighed(q, unit(q), bands) if looking else None
+            return banded(q, None, v, bands), InBands(v, self.out.weight, q, None, bands)
         along = torch.arange(q.shape[2], device=q.device)
-        seen = (along <= along[:, None]) if self.description.causal else torch.ones_like(along[:, None] == along)
-        if realm is not None:
-            seen = seen & (realm[:, None, :] == realm[:, :, None])
-        return dense(q, unit(q), v, seen if seen.dim() == 2 else seen[:, None], along, looking)
+
+        def seen(queries: slice) -> Tensor:
+            mine = along[queries, None]
+            past = along <= mine if self.description.causal else torch.ones_like(along == mine)
+            return past if realm is None else (past & (realm[:, None, :] == realm[:, queries, None]))[:, None]
+
+        attended = Alike(v, self.out.weight, q, unit(q), along, seen)
+        return attended.said(slice(None)), attended
 
     def step(
         self, q: Tensor, asking: Tensor, memory: tuple[Tensor, ...], context: Context
-    ) -> tuple[Tensor, Tensor | None]:
-        """Queries BHTK in buckets BHTR, and what is remembered of all tokens so far -> BHTV, and BHTS weights."""
+    ) -> tuple[Tensor, Attended]:  # fmt: skip
+        """Queries BHTK in buckets BHTR, and what is remembered of all tokens so far -> BHTV, and what it attends to."""
         assert not isinstance(self.see, Chunks), "a stack reads all again where later tokens change what is seen"
         slots, (keys, values, answering) = context.slots(q.shape[2], q.device), memory
-        length, keys, found = keys.shape[2], unit(keys), []
+        length, visible = keys.shape[2], self.see.visible
+
+        def seen(queries: slice) -> Tensor:
+            past = torch.arange(length, device=q.device) <= slots[..., queries, None]
+            return visible(asking[:, :, queries].transpose(2, 3), answering.transpose(2, 3), past)
+
+        attended = Alike(values, self.out.weight, q, unit(keys), slots, seen)
         size = max(1, _LOOKED_AT // (asking[:, :, :1].numel() * length))
-        for piece in (slice(first, first + size) for first in range(0, q.shape[2], size)):
-            past = torch.arange(length, device=q.device) <= slots[..., piece, None]
-            seen = self.see.visible(asking[:, :, piece].transpose(2, 3), answering.transpose(2, 3), past)
-            found.append(dense(q[:, :, piece], keys, values, seen, slots[..., piece], context.looking))
-        said, weights = zip(*found)
-        return torch.cat(said, dim=2), torch.cat(weights, dim=2) if context.looking else None
+        said = [attended.said(slice(first, first + size)) for first in range(0, q.shape[2], size)]
+        return torch.cat(said, dim=2), attended
 
 
-def dense(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, slots: Tensor, looking: bool) -> tuple[Tensor, Tensor | None]:
-    """BHTK in slots (B)T, BHSK, BHSV, seen or not -> BHTV, and BHTS weights."""
-    own = torch.arange(k.shape[2], device=q.device) == slots[..., None]
-    hide = torch.zeros(seen.shape, dtype=q.dtype, device=q.device).masked_fill_(~seen, -torch.inf)
-    hide = hide.masked_fill(own if own.dim() == 2 else own[:, None], SELF)
-    y = F.scaled_dot_product_attention(q, k, v, hide, scale=1.0)
-    return y, (q @ k.transpose(-1, -2) + hide).softmax(-1) if looking else None
+@dataclass(frozen=True)
+class Alike(Attended):
+    """Queries BHTK in slots (B)T, and keys BHSK that were queries; `seen` tells of some queries what they see."""
+
+    query: Tensor
+    key: Tensor
+    slots: Tensor
+    seen: Callable[[slice], Tensor]  # -> tS, or (1|B)(1|H)tS
+
+    @property
+    def queries(self) -> int:
+        """How many queries attend, in each row."""
+        return self.query.shape[2]
+
+    def hide(self, queries: slice) -> Tensor:
+        """-> tS or (1|B)(1|H)tS: what is added to scores."""
+        seen, own = (
+            self.seen(queries),
+            torch.arange(self.keys, device=self.key.device) == self.slots[..., queries, None],
+        )
+        hide = torch.zeros(seen.shape, dtype=self.query.dtype, device=self.query.device).masked_fill_(~seen, -torch.inf)
+        return hide.masked_fill(own if own.dim() == 2 else own[:, None], SELF)
+
+    def said(self, queries: slice) -> Tensor:
+        """-> BHtV: what some queries are told."""
+        asking = self.query[:, :, queries]
+        return F.scaled_dot_product_attention(asking, self.key, self.values, self.hide(queries), scale=1.0)
+
+    def head(self, number: int) -> Rows:
+        """The weights of one head, asked for by queries."""
+
+        def of(queries: slice) -> Tensor:
+            hide = self.hide(queries)
+            hide = hide[:, number if hide.shape[1] > 1 else 0] if hide.dim() == 4 else hide
+            return (self.query[:, number, queries] @ self.key[:, number].mT + hide).softmax(-1)
+
+        return of
+
+    def inside(self) -> Inside:
+        """What the weights are made of."""
+        return Inside("shared", self.query, self.key)

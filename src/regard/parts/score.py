@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.parts.contract import Inside
 from regard.parts.linear import matrix_per_head, per_head
 
 
@@ -30,6 +31,11 @@ class Score(nn.Module):
         """BHTK', BHSK' -> BHTS: both sides already projected."""
         assert self.scale is not None
         return q @ k.transpose(-1, -2) * self.scale
+
+    def inside(self, q: Tensor, k: Tensor) -> Inside:
+        """BHTK', BHSK' -> what they are compared by, for someone who looks."""
+        assert self.scale is not None
+        return Inside("dot", q, k, self.scale)
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,9 @@ class AdditiveScore(Score):
     def compare(self, q: Tensor, k: Tensor) -> Tensor:
         return per_head(torch.tanh(q[:, :, :, None] + k[:, :, None]), self.vector).squeeze(-1)
 
+    def inside(self, q: Tensor, k: Tensor) -> Inside:
+        return Inside("additive", q, k, vector=self.vector.squeeze(-1))
+
 
 @dataclass(frozen=True)
 class Uniform:
@@ -144,6 +153,9 @@ class UniformScore(Score):
     def compare(self, q: Tensor, k: Tensor) -> Tensor:
         # Nothing of either, yet made of both: every weight gets a gradient, which is zero.
         return 0 * (q[..., :1] + k[..., :1].transpose(-1, -2))
+
+    def inside(self, q: Tensor, k: Tensor) -> Inside:
+        return Inside("even", q, k)
 
 
 AnyScore = Dot | General | ReducedRank | Additive | Uniform

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regard.show.page import STYLE, document, escaped
+from regard.show.document import STYLE, document, escaped
 from regard.text.report import DataReport, Spread
 
 _STYLE = (

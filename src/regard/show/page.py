@@ -1,152 +1,91 @@
-"""What a model attends to, as one HTML document that needs nothing else: no script, no network, no fonts."""
+"""The attention page: one HTML file that holds its numbers and its one script, and may load nothing."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import html
-import unicodedata
+import json
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
-import torch
-from torch import Tensor
+from regard.show.document import document, escaped, hashed
 
-_LEVELS = 24
-_LONGEST_LABEL = 20
-_FAINTEST_MAXIMUM = 0.25
-# Invisible or order-changing characters are written out; the two joiners stay, because scripts need them to look right.
-_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
-_JOINERS = "\u200c\u200d"
-
-STYLE = """
-:root { color-scheme: light dark; --paper: #fdfdfb; --ink: #1c1d20; --quiet: #6c6f76; --line: #e3e3de;
-  --field: #f4f4f0; --accent: #17508c; --wrong: #b3261e }
-@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e7e7e4; --quiet: #989ba3; --line: #303339;
-  --field: #1d2024; --accent: #86b7f3; --wrong: #f2897f } }
-@media print { :root { --paper: #fff; --ink: #000; --quiet: #555; --line: #ccc; --field: #fff; --accent: #17508c;
-  --wrong: #b3261e; font-size: 11px; print-color-adjust: exact } .wide svg { max-width: 100%; height: auto } }
-body { margin: 0 auto; max-width: 64rem; padding: 3rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; text-rendering: optimizeLegibility }
-h1 { margin: 0 0 .4rem; font-size: 1.9rem; font-weight: 600; line-height: 1.2; letter-spacing: -.015em }
-h2 { margin: 2.8rem 0 .8rem; font-size: 1.1rem; font-weight: 600; break-after: avoid }
-p { margin: .3rem 0; max-width: 46rem }
-.quiet, h2 small, figcaption { color: var(--quiet) } h2 small { margin-left: .6em; font-size: .85rem; font-weight: 400 }
-figure { margin: 0; break-inside: avoid } figcaption { font-size: .8rem }
-.wide { margin: 1rem 0; overflow-x: auto } .wide svg { display: block; margin: .6rem 0 }
-.heads { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: 1rem }
-.heads svg { display: block; width: 100%; max-height: 16rem }
-svg text { fill: var(--ink); font-family: system-ui, sans-serif; unicode-bidi: isolate; white-space: pre }
-.field { fill: var(--field) } .cells { fill: var(--accent); shape-rendering: crispEdges } .grid { stroke: var(--paper) }
-svg .key { fill: var(--quiet) }
-"""
+_ENTRY = "main"
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.MULTILINE)
+_STYLES = ("page.css", "views.css")
+_TITLES = {"source": "Source", "read": "Read", "said": "Said"}
 
 
-def page(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor]) -> str:
-    """Everything that was attended to: first all of it as one map, then every head of every layer."""
-    title = "What the model attends to"
-    texts = [f"<p><bdi>{escaped(' '.join(tokens))}</bdi></p>" for tokens in (source_tokens, target_tokens) if tokens]
-    seen = "A row is a token that looks, a column one that is looked at; more colour is more."
-    note = f'<p class="quiet">{seen if weights else "This model has no attention: there is nothing to see."}</p>'
-    whole = overview(source_tokens, target_tokens, weights, title="All layers and heads together")
-    layers = [_layer(name, heads, bool(source_tokens and target_tokens)) for name, heads in weights.items()]
-    return document(title, STYLE, "\n".join([f"<h1>{title}</h1>", *texts, note, whole, *layers]))
+def page(payload: dict[str, Any], blobs: Sequence[bytes]) -> str:
+    """A page of looks: numbers as data that never runs, and a script that the policy allows by its hash alone."""
+    text = script()
+    live = "connect-src 'self'; " if payload["live"] else ""
+    body = [_unscripted(payload), _data(payload, "application/json", "regard")]
+    body += [
+        f'<script type="application/octet-stream" id="blob-{number}">{base64.b64encode(blob).decode()}</script>'
+        for number, blob in enumerate(blobs)
+    ]
+    body.append(f'<script type="module">{text}</script>')
+    also = f"script-src {hashed(text)}; img-src data: blob:; {live}"
+    return document(payload["title"], style(), "\n".join(body), also=also)
 
 
-def overview(source_tokens: list[str], target_tokens: list[str], weights: dict[str, Tensor], *, title: str) -> str:
-    """One map of the mean over layers and heads: target over source, or a text over itself where there is but one."""
-    rows = target_tokens or source_tokens
-    kind, columns = ("cross", source_tokens) if source_tokens and target_tokens else ("self", rows)
-    layers = [heads for name, heads in weights.items() if name.endswith(kind)]
-    if not layers:
-        return ""
-    drawn = heatmap(rows, columns, torch.cat(layers).mean(dim=0), title=title)
-    return f'<figure class="wide"><figcaption>{escaped(title)}</figcaption>{drawn}</figure>'
+@cache
+def script() -> str:
+    """All modules as one, in order of dependence; names are unique, so imports and exports can simply go."""
+    joined: dict[str, str] = {}
+
+    def join(name: str) -> None:
+        text = _static(f"{name}.js")
+        for other in _IMPORT.findall(text):
+            if other not in joined:
+                join(other)
+        joined[name] = _EXPORT.sub("", _IMPORT.sub("", text))
+
+    join(_ENTRY)
+    return "\n".join(joined.values())
 
 
-def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, size: int = 22) -> str:
-    """An SVG of weights, rows by columns with their labels, cells `size` pixels wide; a key says what is darkest."""
-    rows, columns = [_label(text) for text in rows], [_label(text) for text in columns]
-    left, top = (12 + 8 * max(map(_width, labels), default=0) for labels in (rows, columns))
-    width, height = size * len(columns), size * len(rows)
-    whole = left + width + 4, top + height + 26
-    # A floor, so that attention spread evenly over many tokens stays as faint as it is.
-    most = max(_FAINTEST_MAXIMUM, float(values.nan_to_num(0).max()))
-    lines = "".join(f"M0 {size * row}h{width}" for row in range(1, len(rows)))
-    lines += "".join(f"M{size * column} 0v{height}" for column in range(1, len(columns)))
-    beside = "".join(
-        f'<text x="-8" y="{size * (row + 0.5):g}" dy=".36em" text-anchor="end">{escaped(text)}</text>'
-        for row, text in enumerate(rows)
-    )
-    above = "".join(
-        f'<text transform="translate({size * (column + 0.5):g} -8) rotate(-90)" dy=".36em">{escaped(text)}</text>'
-        for column, text in enumerate(columns)
-    )
-    return (
-        f'<svg role="img" viewBox="0 0 {whole[0]} {whole[1]}" width="{whole[0]}" height="{whole[1]}" font-size="13">'
-        f"<title>{escaped(title)}</title>"
-        f'<g transform="translate({left} {top})"><rect class="field" width="{width}" height="{height}"/>'
-        f'<g transform="scale({size})">{_cells(values / most)}</g>'
-        f'<path class="grid" d="{lines}"/>{beside}{above}<rect class="cells" y="{height + 10}" width="12" height="12"/>'
-        f'<text class="key" x="18" y="{height + 16}" dy=".36em" font-size="11">{most:.2f}</text></g></svg>'
-    )
+@cache
+def style() -> str:
+    """All styles as one."""
+    return "\n".join(_static(name) for name in _STYLES)
 
 
-def document(title: str, style: str, body: str) -> str:
-    """A whole HTML document that may load nothing and run nothing; its one style is allowed by its hash."""
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
-    )
+def _static(name: str) -> str:
+    return files("regard.show").joinpath("static", name).read_text("utf-8")
 
 
-def escaped(text: str) -> str:
-    """Text that is only ever text in HTML: no markup, nothing invisible, nothing that turns its neighbours round."""
-    return html.escape("".join(map(_visible, text)), quote=True)
+def _data(value: Any, kind: str, name: str) -> str:
+    """JSON in which nothing can end its element; ASCII, so that half a surrogate pair does no harm."""
+    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="{kind}" id="{name}">{text}</script>'
 
 
-def _visible(character: str) -> str:
-    """A character, or something to see in its place: NUL is ␀, a right-to-left override ‹202E›."""
-    if unicodedata.category(character) not in _HIDDEN or character in _JOINERS:
-        return character
-    number = ord(character)
-    return chr(0x2400 + number) if number < 0x20 else f"‹{number:04X}›"
+def _finite(value: Any) -> Any:
+    """The same without numbers that JSON cannot write; the page shows a dash for them."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _label(text: str) -> str:
-    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
-
-
-def _width(text: str) -> int:
-    """How many letters wide a text is, about: a Chinese character is two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in "".join(map(_visible, text)))
-
-
-def _layer(name: str, heads: Tensor, translating: bool) -> str:
-    """Small maps of all heads of a layer, H x T x S."""
-    side = "text" if not translating else "source" if name.startswith("encoder") else "target"
-    other = "source" if name.endswith("cross") else side
-    # The root lets weak weights be seen too: attention spread evenly over a hundred tokens still shows.
-    figures = "".join(
-        f'<figure><svg role="img" viewBox="0 0 {values.shape[1]} {values.shape[0]}"><title>{escaped(name)}, head '
-        f'{head}</title><rect class="field" width="100%" height="100%"/>{_cells(values.sqrt())}</svg>'
-        f"<figcaption>head {head}</figcaption></figure>"
-        for head, values in enumerate(heads, 1)
-    )
-    return f'<h2>{escaped(name)}<small>{side} looks at {other}</small></h2><div class="heads">{figures}</div>'
-
-
-def _cells(values: Tensor) -> str:
-    """Weights T x S as one path for each level of strength, each cell one by one; what weighs nothing is left out."""
-    levels = (values.float().nan_to_num(0).clamp(0, 1) * _LEVELS).round().int().tolist()
-    paths: dict[int, list[str]] = {}
-    for row, line in enumerate(levels):
-        for column, level in enumerate(line):
-            if level:
-                paths.setdefault(level, []).append(f"M{column} {row}h1v1h-1z")
-    return "".join(
-        f'<path class="cells" fill-opacity="{level / _LEVELS:.2f}" d="{"".join(cells)}"/>'
-        for level, cells in sorted(paths.items())
-    )
+def _unscripted(payload: dict[str, Any]) -> str:
+    """What one sees where scripts do not run: the texts."""
+    lines = [
+        f"<h1>{escaped(payload['title'])}</h1>",
+        "<p>This page draws with JavaScript, which is switched off here.</p>",
+    ]
+    for look in payload["looks"]:
+        lines.append(f"<h2>{escaped(look['label'])}<small>{escaped(look['about'])}</small></h2>")
+        lines += [
+            f"<p><b>{title}</b> <bdi>{escaped(' '.join(look['sides'][name]['word_texts']))}</bdi></p>"
+            for name, title in _TITLES.items()
+            if name in look["sides"]
+        ]
+    return f"<noscript>{''.join(lines)}</noscript>"

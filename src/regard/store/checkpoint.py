@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from regard import catalogue
+from regard.errors import DamagedFile, InputError
 from regard.store.files import (
     disk_trouble,
     json_bytes,
@@ -48,6 +49,11 @@ class Checkpoint:
     def tensors(self, name: str) -> dict[str, Tensor]:
         """The tensors kept under a name ("model", "optimizer", ...)."""
         return read_tensors(self.path / f"{name}.safetensors")
+
+
+def checkpoints(folder: Path) -> Path:
+    """Where a run keeps its checkpoints."""
+    return folder / "checkpoints"
 
 
 def save_checkpoint(
@@ -145,6 +151,18 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint |
     if faults:
         raise catalogue.NO_CHECKPOINT(folder=folder, count=len(faults), fault=faults[0])
     return None
+
+
+def checkpoint_at(folder: Path, step: int) -> Checkpoint:
+    """The checkpoint of a step, which must be there and verify."""
+    found = Checkpoint(folder / f"step-{step}", step)
+    if not found.path.is_dir():
+        steps = ", ".join(f"{other:,}" for other in steps_found(folder)) or "none"
+        raise InputError(f"{folder} has no checkpoint of step {step:,}. It has: {steps}.")
+    fault = verify(found.path)
+    if fault is not None:
+        raise DamagedFile(f"{found.path}/{fault}. Choose another step.")
+    return found
 
 
 def newest_step(folder: Path, warn: Callable[[str], None]) -> int:

@@ -1,0 +1,105 @@
+// Elements, and text that is only ever text.
+
+const seenJoiners = "\u200c\u200d"; // scripts need these two to look right
+const hiddenCharacters = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
+
+// Invisible or order-changing characters written out: NUL is ␀, a right-to-left override ‹202E›.
+export function visible(text) {
+  return String(text).replace(hiddenCharacters, (character) => {
+    if (seenJoiners.includes(character)) return character;
+    const code = character.codePointAt(0);
+    return code < 0x20 ? String.fromCharCode(0x2400 + code) : `‹${code.toString(16).toUpperCase().padStart(4, "0")}›`;
+  });
+}
+
+// Three significant digits; nothing known is a dash.
+export function number(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
+  const size = Math.abs(x);
+  let text = String(Number(x.toPrecision(3)));
+  if (size >= 1000) text = Math.round(x).toLocaleString("en");
+  else if (size > 0 && size < 0.001) text = x.toExponential(1);
+  return text.replace("-", "−");
+}
+
+// A token cut to a length that a label can have; the end of a long one counts less than its beginning.
+export function label(text, longest = 18) {
+  const letters = Array.from(visible(text));
+  return letters.length <= longest ? letters.join("") : letters.slice(0, longest - 1).join("") + "…";
+}
+
+function filled(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (typeof value === "function") node.addEventListener(name.replace(/^on/, ""), value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  // Strings become text nodes, so nothing that stands in them is ever markup.
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// element("p", {class: "quiet", onclick: f}, "text", child, ...): listeners are functions, null is left out.
+export function element(tag, attributes, ...children) {
+  return filled(document.createElement(tag), attributes, children);
+}
+
+export function svg(tag, attributes, ...children) {
+  return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+// A token as an element of its own direction, so that it never turns its neighbours round.
+export function word(text, attributes) {
+  return element("bdi", attributes, visible(text));
+}
+
+// A canvas as sharp as the screen; its context draws in CSS pixels.
+export function sharp(canvas, width, height) {
+  const scale = window.devicePixelRatio || 1;
+  const [across, down] = [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
+  if (canvas.width !== across || canvas.height !== down) [canvas.width, canvas.height] = [across, down];
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  return context;
+}
+
+// The one tooltip of the page, `#value`: what stands under the pointer, in full precision for whoever reads the page by script.
+// lines: strings, the first one strong. data: {row, column, value} become data-row, data-column, data-value.
+export function showValue(x, y, lines, data = {}) {
+  let tip = document.getElementById("value");
+  if (!tip) {
+    tip = element("div", {id: "value", role: "tooltip"});
+    document.body.append(tip);
+  }
+  tip.replaceChildren(...lines.map((line, place) => element(place ? "span" : "b", {}, word(line))));
+  for (const name of ["row", "column", "value"]) {
+    if (data[name] === undefined || data[name] === null) delete tip.dataset[name];
+    else tip.dataset[name] = String(data[name]);
+  }
+  tip.hidden = false;
+  const {width, height} = tip.getBoundingClientRect();
+  const [across, down] = [document.documentElement.clientWidth, window.innerHeight];
+  tip.style.left = `${Math.max(4, x + 14 + width > across ? x - width - 10 : x + 14)}px`;
+  tip.style.top = `${Math.max(4, y + 18 + height > down ? y - height - 10 : y + 18)}px`;
+}
+
+export function hideValue() {
+  const tip = document.getElementById("value");
+  if (tip) tip.hidden = true;
+}
+
+// f at most once a frame, however often it is asked for; paper does not wait for frames.
+export function framed(f) {
+  let asked = 0;
+  return () => {
+    if (matchMedia("print").matches) return f();
+    asked ||= requestAnimationFrame(() => {
+      asked = 0;
+      f();
+    });
+    return undefined;
+  };
+}

@@ -1,0 +1,227 @@
+// Two columns of tokens joined by lines, heads mixed by colour.
+import {element, framed, hideValue, number, showValue, svg, visible} from "./dom.js";
+import {colour, headColour} from "./colour.js";
+import {chosenMatrix, summaries, textsOf, tokenAt, unitAt} from "./merge.js";
+import {Ribbons} from "./ribbons.js";
+
+const sideNames = {source: "the source", read: "what it reads", said: "what it says"};
+
+class HeadView {
+  constructor(root, app) {
+    [this.root, this.app] = [root, app];
+    this.chips = element("div", {class: "chips", role: "group", "aria-label": "Heads"});
+    const canvas = element("canvas", {"aria-hidden": "true"});
+    const drawing = svg("svg", {id: "head-drawing", role: "group", "aria-label": "Rows on the left look at columns on the right", onpointerleave: () => this.leave()});
+    this.ribbons = new Ribbons(canvas, drawing);
+    this.still = element("div", {class: "still"}, canvas, drawing);
+    this.spacer = element("div", {});
+    this.box = element("div", {class: "lines", onkeydown: (event) => this.key(event)}, this.still, this.spacer);
+    this.box.addEventListener("scroll", framed(() => this.draw()));
+    root.append(element("div", {class: "tools"}, this.chips), this.box);
+    [this.hover, this.turn, this.shown] = [null, 0, null]; // hover: {side: "row" | "column", unit}
+    const whole = () => this.ribbons.whole();
+    this.save = {svg: whole, png: whole, npz: () => this.arrays()};
+  }
+
+  // The heads that are mixed: [{head, paint, name}]; a summary is one line of the accent.
+  mixed() {
+    const {state} = this.app;
+    const summary = state.get("summary");
+    if (summary !== "head") return [{head: state.get("head"), paint: colour("--accent"), name: summaries[summary]}];
+    const heads = state.get("heads") ?? [...Array(this.app.layer().heads).keys()];
+    return heads.map((head) => ({head, paint: headColour(head), name: `head ${head}`}));
+  }
+
+  async update(names) {
+    const {app} = this;
+    const {state} = app;
+    const picked = names.includes("head") && !names.includes("view") && !names.includes("layer");
+    if (picked && state.get("summary") === "head") return state.set({heads: [state.get("head")]});
+    const turn = ++this.turn;
+    const [look, layer, {words, summary}] = [app.look(), app.layer(), app.choice()];
+    const weighed = async (mix) => ({...mix, ...(await this.weights(look, layer, {head: mix.head, summary, words}))});
+    const shown = await Promise.all(this.mixed().map(weighed));
+    if (turn !== this.turn) return undefined;
+    Object.assign(this, {look, layer, words, shown});
+    [this.rows, this.columns] = [textsOf(look.sides[layer.rows], words), textsOf(look.sides[layer.columns], words)];
+    const captions = layer.rows === layer.columns ? ["each token", "looks at"] : [sideNames[layer.rows], `looks at ${sideNames[layer.columns]}`];
+    this.ribbons.show([this.rows, this.columns], shown, captions);
+    this.chipRow();
+    this.size();
+    if (names.some((name) => ["row", "layer", "view"].includes(name))) this.reveal();
+    return this.draw();
+  }
+
+  // The weights of one head: each(row, f) calls f(column, weight) for what is known of a row, of(row, column) is one of them.
+  async weights(look, layer, choice) {
+    if (layer.weights) {
+      const {columns, data, most} = await chosenMatrix(this.app.store, look, layer, choice);
+      const each = (row, f) => {
+        for (let column = 0, at = row * columns; column < columns; column++, at++) if (data[at] > 0) f(column, data[at]);
+      };
+      return {each, most, of: (row, column) => data[row * columns + column]};
+    }
+    const [keys, weights] = [await this.app.store.tensor(layer.top.keys), await this.app.store.tensor(layer.top.weights)];
+    const count = keys.shape[2];
+    const heads = choice.summary === "maximum" ? [...Array(layer.heads).keys()] : [choice.head];
+    const each = (row, f) => {
+      const found = new Map();
+      for (const head of heads) {
+        const from = (head * layer.queries + row) * count;
+        for (let at = from; at < from + count && keys.data[at] >= 0; at++) found.set(keys.data[at], Math.max(found.get(keys.data[at]) ?? 0, weights.data[at]));
+      }
+      for (const [column, weight] of found) f(column, weight);
+    };
+    const of = (row, column) => {
+      let found = 0;
+      each(row, (key, weight) => (found = key === column ? weight : found));
+      return found;
+    };
+    return {each, of, most: 1};
+  }
+
+  chipRow() {
+    const {state} = this.app;
+    const single = state.get("summary") === "head";
+    const on = new Set(this.shown.map(({head}) => head));
+    const all = [...Array(this.layer.heads).keys()];
+    const choose = (heads) => state.set({heads: heads.length === all.length || !heads.length ? null : heads});
+    const chip = (head) => {
+      const made = element("button", {
+        class: "chip", id: `chip-${head}`, "aria-pressed": on.has(head) ? "true" : "false", "aria-label": `head ${head}`, title: "double click: this one alone",
+        onclick: () => choose(all.filter((other) => on.has(other) !== (other === head))),
+        ondblclick: () => choose([head]),
+      }, `${head}`);
+      made.style.setProperty("--mine", headColour(head));
+      return made;
+    };
+    const chips = single ? all.map(chip) : [element("span", {class: "quiet"}, summaries[state.get("summary")])];
+    const whole = on.size === all.length;
+    if (single && all.length > 1) chips.push(element("button", {class: "chip-all", onclick: () => choose(whole ? [state.get("head")] : all)}, whole ? "only one" : "all"));
+    const at = [...this.chips.children].indexOf(document.activeElement);
+    this.chips.replaceChildren(...chips);
+    if (at >= 0) this.chips.children[at]?.focus();
+  }
+
+  size() {
+    const top = this.box.getBoundingClientRect().top + window.scrollY;
+    this.ribbons.size(this.box.clientWidth, Math.max(440, window.innerHeight - top - 20));
+    this.still.style.height = `${this.ribbons.height}px`;
+    this.spacer.style.height = `${this.ribbons.full - this.ribbons.height}px`;
+    this.box.style.maxHeight = `${this.ribbons.height}px`;
+  }
+
+  selected() {
+    const row = this.app.state.get("row");
+    return row === null ? null : unitAt(this.look.sides[this.layer.rows], this.words, row);
+  }
+
+  reveal() {
+    const row = this.selected();
+    this.scrolledTo();
+    const share = row === null ? null : this.ribbons.reveal(row);
+    if (share !== null) this.box.scrollTop = share * this.spacer.offsetHeight;
+  }
+
+  scrolledTo() {
+    const travel = this.spacer.offsetHeight;
+    this.ribbons.scrolled = travel > 0 ? Math.min(1, this.box.scrollTop / travel) : 0;
+  }
+
+  // What the lines are of: what is under the pointer, else the selected row, else everything.
+  draw() {
+    if (!this.shown) return;
+    const row = this.selected();
+    this.scrolledTo();
+    this.ribbons.selected = row;
+    this.ribbons.focus = this.hover ?? (row === null ? null : {side: "row", unit: row});
+    this.ribbons.fold();
+    this.ribbons.draw((group, side, unit) => this.listen(group, side, unit));
+  }
+
+  leave() {
+    hideValue();
+    if (!this.hover) return;
+    this.hover = null;
+    this.draw();
+  }
+
+  listen(group, side, unit) {
+    const {state} = this.app;
+    group.addEventListener("pointerenter", (event) => {
+      const row = this.selected();
+      const paired = side === "column" && row !== null; // with a row selected, a key shows what that row gives it
+      const next = paired ? null : {side, unit};
+      if (this.hover?.side !== next?.side || this.hover?.unit !== next?.unit) {
+        this.hover = next;
+        this.draw();
+      }
+      if (!paired) return hideValue();
+      const amounts = this.shown.map((mix) => mix.of(row, unit));
+      const mean = amounts.reduce((sum, weight) => sum + weight, 0) / amounts.length;
+      const lines = this.shown.map((mix, at) => `${mix.name}: ${number(amounts[at])}`).slice(0, 16);
+      return showValue(event.clientX, event.clientY, [`${visible(this.rows[row])} → ${visible(this.columns[unit])}`, ...lines], {row, column: unit, value: mean});
+    });
+    group.addEventListener("click", () => {
+      const token = tokenAt(this.look.sides[side === "row" ? this.layer.rows : this.layer.columns], this.words, unit);
+      this.hover = null;
+      if (side === "column") state.set({column: token});
+      else state.set({row: this.selected() === unit ? null : token});
+      this.draw();
+    });
+    group.addEventListener("focus", () => this.app.say(group.getAttribute("aria-label")));
+  }
+
+  // Up and down move the selected row; Enter chooses.
+  key(event) {
+    const held = event.target.closest(".unit");
+    const step = {ArrowUp: -1, ArrowDown: 1}[event.key];
+    if (!held || !(step || event.key === "Enter" || event.key === " ")) return;
+    event.preventDefault();
+    if (!step) {
+      held.dispatchEvent(new MouseEvent("click"));
+      return;
+    }
+    const next = Math.max(0, Math.min(this.rows.length - 1, (this.selected() ?? -step) + step));
+    this.hover = null;
+    this.app.state.set({row: tokenAt(this.look.sides[this.layer.rows], this.words, next)});
+    setTimeout(() => {
+      this.ribbons.find("row", next)?.focus({preventScroll: true});
+      this.tell(next);
+    });
+  }
+
+  tell(row) {
+    const best = [];
+    for (const mix of this.shown) mix.each(row, (column, weight) => best.push([column, weight, mix.name]));
+    best.sort((a, b) => b[1] - a[1]);
+    const told = best.slice(0, 3).map(([column, weight, name]) => `${this.columns[column]} ${number(weight)} (${name})`);
+    this.app.say(visible(`${this.rows[row]} looks at ${told.join(", ")}`));
+  }
+
+  async arrays() {
+    const made = {rows: this.rows.map(String), columns: this.columns.map(String)};
+    if (this.layer.weights) {
+      for (const {head, name} of this.shown) {
+        const {rows, columns, data} = await chosenMatrix(this.app.store, this.look, this.layer, {...this.app.choice(), head});
+        made[name.replaceAll(" ", "-")] = {shape: [rows, columns], data};
+      }
+    } else {
+      made.keys = await this.app.store.tensor(this.layer.top.keys);
+      made.weights = await this.app.store.tensor(this.layer.top.weights);
+    }
+    return made;
+  }
+
+  unmount() {
+    this.turn = -1;
+    hideValue();
+  }
+}
+
+export const headView = {
+  name: "head", title: "Heads", key: "h",
+  about: "Each token on the left is joined to the tokens it looks at; point at one to see it alone, choose heads by colour.",
+  fits: (look) => look.layers.length > 0,
+  mount: (root, app) => new HeadView(root, app),
+};

@@ -1,0 +1,266 @@
+// One matrix: zoom, pan, values under the pointer, the weights of a row in order.
+import {element, framed, hideValue, label, number, showValue, visible, word} from "./dom.js";
+import {palette} from "./colour.js";
+import {textsOf, tokenAt, unitAt} from "./merge.js";
+import {Tiles} from "./tiles.js";
+import {WeightMap} from "./map.js";
+
+const rankedKeys = 14; // beside the map
+
+class MatrixView {
+  constructor(root, app) {
+    [this.root, this.app] = [root, app];
+    this.canvas = element("canvas", {class: "map", id: "map", tabindex: 0, role: "img"});
+    this.legend = element("canvas", {width: 256, height: 1, "aria-hidden": "true"});
+    this.greatest = element("span", {});
+    this.list = element("ol", {class: "ranked", id: "row-weights"});
+    this.heading = element("h3", {});
+    this.hint = element("p", {class: "quiet"});
+    const button = (text, title, act) => element("button", {title, "aria-label": title, onclick: act}, text);
+    const zooms = element("div", {class: "choose", role: "group", "aria-label": "Zoom"}, button("−", "smaller (-)", () => this.zoom(1 / 1.5)),
+      button("fit", "all of it (0)", () => this.fit()), button("+", "larger (+)", () => this.zoom(1.5)));
+    this.plot = element("div", {class: "plot"}, this.canvas);
+    root.append(element("div", {class: "tools"}, zooms, element("div", {class: "legend"}, element("span", {}, "0"), this.legend, this.greatest)),
+      element("div", {class: "matrix"}, this.plot, element("aside", {"aria-label": "The selected row"}, this.heading, this.list, this.hint)));
+    this.draw = framed(() => this.map && this.canvas.isConnected && this.map.draw(this.canvas));
+    [this.turn, this.remember, this.key, this.map] = [0, null, "", null];
+    this.listen();
+    this.save = {png: () => this.canvas, svg: () => this.map.drawing(this.canvas), npz: () => this.arrays()};
+  }
+
+  async update(names) {
+    const {app} = this;
+    const turn = ++this.turn;
+    const [look, layer, choice] = [app.look(), app.layer(), app.choice()];
+    const matrix = await app.matrix();
+    const top = matrix.pooled ? await this.tops(layer) : null;
+    if (turn !== this.turn) return;
+    const key = JSON.stringify([app.state.get("look"), layer.name, choice]);
+    if (key !== this.key || names.includes("theme")) {
+      const before = this.map && this.look === look && this.layer.rows === layer.rows && this.layer.columns === layer.columns && this.words === choice.words ? this.map : null;
+      Object.assign(this, {key, look, layer, matrix, top, words: choice.words});
+      this.make(choice, before);
+    } else if (names.includes("size")) this.measure();
+    this.map.chosen = this.chosen();
+    if (names.includes("row") || names.includes("column")) this.map.reveal(...this.map.chosen);
+    this.draw();
+    await this.rank(turn);
+  }
+
+  async tops(layer) {
+    return {keys: await this.app.store.tensor(layer.top.keys), weights: await this.app.store.tensor(layer.top.weights)};
+  }
+
+  // The map of what is chosen, seen from where the one before it was.
+  make(choice, before) {
+    const {app, look, layer, matrix} = this;
+    const live = matrix.pooled && app.page.live && choice.summary === "head";
+    const ask = live ? (rows, columns, size) => app.store.asked(look, layer, choice.head, rows, columns, size) : null;
+    const units = matrix.pooled ? [layer.queries, layer.keys] : [matrix.rows, matrix.columns];
+    const tiles = new Tiles(matrix, units, {ask, came: () => this.draw()});
+    const heads = choice.summary === "maximum" ? [...Array(layer.heads).keys()] : [choice.head];
+    const points = matrix.pooled && !live ? (row, f) => heads.forEach((head) => this.known(head, row, f)) : null;
+    [this.rows, this.columns] = [textsOf(look.sides[layer.rows], this.words), textsOf(look.sides[layer.columns], this.words)];
+    const first = !this.map;
+    this.map = new WeightMap(tiles, this.rows, this.columns, {matrix: matrix.pooled ? null : matrix, points});
+    this.measure();
+    const [zoom, x, y] = ["zoom", "x", "y"].map((name) => app.state.get(name));
+    if (before) this.map.show(before.scale / this.map.fitted, before.x, before.y);
+    else if (first && [zoom, x, y].every((value) => typeof value === "number")) this.map.show(zoom, x, y);
+    else this.map.show();
+    const context = this.legend.getContext("2d");
+    const image = context.createImageData(256, 1);
+    new Uint32Array(image.data.buffer).set(palette());
+    context.putImageData(image, 0, 0);
+    this.greatest.textContent = number(tiles.most);
+    const about = `Weights of ${layer.name}: ${this.rows.length} rows look at ${this.columns.length} columns. Arrow keys move over them.`;
+    this.canvas.setAttribute("aria-label", visible(about));
+  }
+
+  measure() {
+    const whole = this.root.clientWidth;
+    const room = whole > 760 ? whole - 264 : whole; // the list stands beside the map where there is room
+    const top = this.plot.getBoundingClientRect().top + window.scrollY;
+    this.map.size(this.canvas.getContext("2d"), room, Math.max(360, window.innerHeight - top - 24, this.rows.length > 64 ? window.innerHeight * 0.78 : 0));
+  }
+
+  // What is known exactly of a pooled row: its weightiest keys.
+  known(head, row, f) {
+    const {keys, weights} = this.top;
+    const count = keys.shape[2];
+    const from = (head * this.layer.queries + row) * count;
+    for (let at = from; at < from + count && keys.data[at] >= 0; at++) f(keys.data[at], weights.data[at]);
+  }
+
+  // The weight of a row for a column: exact where it is known, else at most the tile's.
+  weight(row, column) {
+    const {matrix, layer} = this;
+    if (!matrix.pooled) return {value: matrix.data[row * matrix.columns + column], exact: true};
+    let value = this.map.tiles.exactly(row, column);
+    if (this.app.state.get("summary") === "head") this.known(this.app.state.get("head"), row, (key, weight) => (value = key === column ? weight : value));
+    if (value !== null) return {value, exact: true};
+    const [i, j] = [Math.floor((row * matrix.rows) / layer.queries), Math.floor((column * matrix.columns) / layer.keys)];
+    return {value: matrix.data[i * matrix.columns + j], exact: false};
+  }
+
+  chosen() {
+    const {state} = this.app;
+    const unit = (side, token) => (token === null ? null : unitAt(this.look.sides[side], this.words, token));
+    return [unit(this.layer.rows, state.get("row")), unit(this.layer.columns, state.get("column"))];
+  }
+
+  select(row, column) {
+    const token = (side, unit) => (unit === null ? null : tokenAt(this.look.sides[side], this.words, unit));
+    this.app.state.set({row: token(this.layer.rows, row), column: token(this.layer.columns, column)});
+  }
+
+  zoom(factor, at) {
+    this.map.zoom(factor, at);
+    this.moved();
+  }
+
+  fit() {
+    this.map.show();
+    this.moved();
+  }
+
+  // Draw, and a moment later write into the address where one looks from.
+  moved() {
+    this.draw();
+    clearTimeout(this.remember);
+    this.remember = setTimeout(() => {
+      const {scale, fitted, x, y} = this.map;
+      const round = (value) => Math.round(100 * value) / 100;
+      const whole = Math.abs(scale / fitted - 1) < 1e-6;
+      this.app.state.set(whole ? {zoom: null, x: null, y: null} : {zoom: round(scale / fitted), x: round(x), y: round(y)});
+    }, 250);
+  }
+
+  place(event) {
+    const box = this.canvas.getBoundingClientRect();
+    return [event.clientX - box.left, event.clientY - box.top];
+  }
+
+  point(event) {
+    const [row, column] = this.map.under(...this.place(event));
+    const inside = row !== null && column !== null;
+    this.map.hover = inside ? [row, column] : [null, null];
+    this.draw();
+    if (!inside) return hideValue();
+    const {value, exact} = this.weight(row, column);
+    const names = `${visible(this.rows[row])} → ${visible(this.columns[column])}`;
+    return showValue(event.clientX, event.clientY, [exact ? number(value) : `at most ${number(value)}`, names, `row ${row}, column ${column}`], {row, column, value});
+  }
+
+  listen() {
+    const {canvas} = this;
+    const pointers = new Map();
+    let start = null;
+    const lift = (event) => {
+      pointers.delete(event.pointerId);
+      canvas.classList.remove("dragged");
+      if (event.type === "pointerup" && start && !start.moved) this.select(...this.map.under(...this.place(event)));
+    };
+    const move = (event) => {
+      const before = pointers.get(event.pointerId);
+      if (!before) return this.point(event);
+      const others = [...pointers].filter(([id]) => id !== event.pointerId).map(([, place]) => place);
+      pointers.set(event.pointerId, [event.clientX, event.clientY]);
+      start.moved ||= Math.hypot(event.clientX - start.x, event.clientY - start.y) > 4;
+      if (!start.moved) return undefined;
+      hideValue();
+      canvas.classList.add("dragged");
+      if (others.length) {
+        const far = ([x, y]) => Math.hypot(x - others[0][0], y - others[0][1]) || 1;
+        return this.zoom(far([event.clientX, event.clientY]) / far(before), this.place(event));
+      }
+      this.map.pan(event.clientX - before[0], event.clientY - before[1]);
+      return this.moved();
+    };
+    const listeners = {
+      pointerdown: (event) => {
+        canvas.setPointerCapture(event.pointerId);
+        pointers.set(event.pointerId, [event.clientX, event.clientY]);
+        start = {x: event.clientX, y: event.clientY, moved: pointers.size > 1};
+      },
+      pointermove: (event) => this.map && move(event),
+      pointerup: lift,
+      pointercancel: lift,
+      pointerleave: () => {
+        if (this.map) this.map.hover = [null, null];
+        hideValue();
+        this.draw();
+      },
+      dblclick: (event) => this.zoom(2, this.place(event)),
+      keydown: (event) => this.press(event),
+    };
+    for (const [name, listener] of Object.entries(listeners)) canvas.addEventListener(name, listener);
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      this.zoom(Math.exp(-event.deltaY * (event.deltaMode ? 0.05 : 0.0016)), this.place(event));
+    }, {passive: false});
+  }
+
+  press(event) {
+    const step = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    const factor = {"+": 1.5, "=": 1.5, "-": 1 / 1.5}[event.key];
+    if (factor) this.zoom(factor);
+    else if (event.key === "0") this.fit();
+    else if (step && event.shiftKey) {
+      this.map.pan(-60 * step[1], -60 * step[0]);
+      this.moved();
+    } else if (step) {
+      const on = (unit, by, count) => (unit === null ? 0 : Math.max(0, Math.min(count - 1, unit + by)));
+      const [row, column] = this.chosen();
+      const next = [on(row, step[0], this.rows.length), on(column, step[1], this.columns.length)];
+      this.select(...next);
+      const {value, exact} = this.weight(...next);
+      this.app.say(`${visible(this.rows[next[0]])} to ${visible(this.columns[next[1]])}: ${exact ? "" : "at most "}${number(value)}`);
+    } else return;
+    event.preventDefault();
+  }
+
+  // The selected row's weightiest keys, as a list.
+  async rank(turn) {
+    const [row, column] = this.chosen();
+    if (row === null) {
+      this.heading.replaceChildren("A row in order");
+      this.hint.textContent = "Click a cell, or move with the arrow keys: its row is listed here, the weightiest key first.";
+      return this.list.replaceChildren();
+    }
+    const weights = await this.app.row(this.app.state.get("row"));
+    if (turn !== this.turn) return undefined;
+    const order = [...weights.keys()].filter((key) => weights[key] > 0).sort((p, q) => weights[q] - weights[p]);
+    const first = order.slice(0, rankedKeys);
+    if (column !== null && !first.includes(column)) first.push(column);
+    const rest = order.slice(rankedKeys).filter((key) => key !== column);
+    const sum = rest.reduce((total, key) => total + weights[key], 0);
+    this.heading.replaceChildren(word(label(this.rows[row], 24)), " looks at");
+    this.hint.textContent = rest.length ? `and ${rest.length.toLocaleString("en")} more, together ${number(sum)}` : "";
+    return this.list.replaceChildren(...first.map((key) => {
+      const item = element("li", {
+        class: key === column ? "on" : null, "data-row": row, "data-column": key, "data-value": weights[key], onclick: () => this.select(row, key),
+      }, word(label(this.columns[key], 22)), element("span", {}, number(weights[key])));
+      item.style.setProperty("--share", `${100 * Math.min(1, weights[key])}%`);
+      return item;
+    }));
+  }
+
+  arrays() {
+    const {rows, columns, data} = this.matrix;
+    return {weights: {shape: [rows, columns], data}, rows: this.rows.map(String), columns: this.columns.map(String)};
+  }
+
+  unmount() {
+    clearTimeout(this.remember);
+    this.turn = -1;
+    hideValue();
+  }
+}
+
+export const matrixView = {
+  name: "matrix", title: "Matrix", key: "m",
+  about: "One head as a map: a row looks, a column is looked at. Zoom by wheel or + and −, drag to move, click a cell to list its row.",
+  fits: (look) => look.layers.length > 0,
+  mount: (root, app) => new MatrixView(root, app),
+};

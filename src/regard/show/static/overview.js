@@ -1,0 +1,237 @@
+// All layers and heads as thumbnails: one row a layer, or all heads in order of a number.
+import {element, hideValue, number, showValue, visible} from "./dom.js";
+import {paint, strength} from "./colour.js";
+import {pictured} from "./save.js";
+
+const finest = 128; // cells across a thumbnail, where the screen has as many
+const measures = {entropy: "entropy", distance: "distance", alignment: "alignment"};
+const measured = {
+  entropy: "mean entropy of its rows, in bits", distance: "mean distance it looks over, in tokens", alignment: "how far it points at single words",
+};
+
+const kindOf = (layer) => [layer.name.split(".")[0], layer.rows === layer.columns ? "" : "cross"].filter(Boolean).join(" · ");
+const spoken = {encoder: "Encoder", decoder: "Decoder", "decoder · cross": "Decoder, looking at the source", "encoder · cross": "Encoder, crossing"};
+
+// Thumbnails are painted some a frame, first those on screen.
+class Painter {
+  constructor(app) {
+    this.app = app;
+    this.waiting = [];
+    [this.going, this.first] = [false, true];
+    this.ended = false;
+    this.seen = new IntersectionObserver((entries) => {
+      for (const {target, isIntersecting} of entries) if (isIntersecting) this.want(target);
+    }, {rootMargin: "300px"});
+  }
+
+  watch(canvas, layer, head) {
+    canvas.job = {layer, head, done: false};
+    this.seen.observe(canvas);
+  }
+
+  want(canvas) {
+    if (canvas.job.done) return;
+    canvas.job.done = true;
+    this.waiting.push(canvas);
+    if (!this.going) requestAnimationFrame(() => this.go());
+    this.going = true;
+  }
+
+  // Other colours for what is painted; paper wants all of it, and does not wait.
+  again(canvases) {
+    const paper = matchMedia("print").matches;
+    this.first = true;
+    for (const canvas of canvases) {
+      if (!paper && !canvas.dataset.painted) continue;
+      canvas.job.done = false;
+      this.want(canvas);
+    }
+    if (paper) this.go();
+  }
+
+  async go() {
+    const until = matchMedia("print").matches ? Infinity : performance.now() + (this.first ? 60 : 12);
+    this.first = false;
+    while (this.waiting.length && performance.now() < until && !this.ended) {
+      const canvas = this.waiting.shift();
+      const {layer, head} = canvas.job;
+      const size = Math.max(24, Math.min(finest, Math.floor(canvas.clientWidth * window.devicePixelRatio)));
+      const {shape, data} = await this.app.store.tiles(this.app.look(), layer, head, [0, layer.queries], [0, layer.keys], size);
+      paint(canvas, data, shape[0], shape[1], (value) => strength(value, 1, layer.keys));
+      canvas.dataset.painted = "yes";
+    }
+    this.going = this.waiting.length > 0 && !this.ended;
+    if (this.going) requestAnimationFrame(() => this.go());
+  }
+
+  end() {
+    this.ended = true;
+    this.seen.disconnect();
+  }
+}
+
+class Overview {
+  constructor(root, app) {
+    [this.root, this.app] = [root, app];
+    this.tools = element("div", {class: "tools"});
+    this.grid = element("div", {role: "grid", "aria-label": "All heads", onkeydown: (event) => this.key(event)});
+    root.append(this.tools, this.grid);
+    this.painter = null;
+    this.drawn = "";
+    this.save = {
+      npz: () => this.arrays(), png: () => this.picture(),
+      svg: async () => pictured(await this.picture(), this.grid.clientWidth, this.grid.clientHeight),
+    };
+  }
+
+  sort() {
+    const sort = this.app.state.get("sort");
+    return sort in measures ? sort : "layer";
+  }
+
+  update(names) {
+    const drawn = `${this.app.state.get("look")} ${this.sort()}`;
+    if (drawn !== this.drawn) {
+      this.drawn = drawn;
+      this.draw();
+    } else if (names.includes("theme")) this.painter.again(this.thumbs.map((thumb) => thumb.querySelector("canvas")));
+    const [layer, head] = [this.app.state.get("layer"), this.app.state.get("head")];
+    for (const thumb of this.thumbs) {
+      const on = thumb.dataset.layer === layer && Number(thumb.dataset.head) === head;
+      thumb.setAttribute("aria-selected", on ? "true" : "false");
+      thumb.tabIndex = on ? 0 : -1;
+    }
+  }
+
+  draw() {
+    const {state} = this.app;
+    const {layers} = this.app.look();
+    this.painter?.end();
+    this.painter = new Painter(this.app);
+    this.thumbs = [];
+    const sort = this.sort();
+    const offered = ["layer", ...Object.keys(measures).filter((name) => layers.some((layer) => layer[name]))];
+    const buttons = offered.map((name) => element("button", {id: `sort-${name}`, "aria-pressed": name === sort ? "true" : "false", title: measured[name] ?? "a row a layer", onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : measures[name]));
+    this.tools.replaceChildren(element("span", {class: "quiet"}, "in order"), element("div", {class: "choose", role: "group", "aria-label": "in order of"}, buttons),
+      element("span", {class: "quiet"}, sort === "layer" ? "under each head its entropy in bits: few bits, few keys" : `under each head: ${measured[sort]}`));
+    this.grid.replaceChildren(...(sort === "layer" ? this.groups(layers) : [this.sorted(layers, sort)]));
+  }
+
+  groups(layers) {
+    const groups = new Map();
+    for (const layer of layers) groups.set(kindOf(layer), [...(groups.get(kindOf(layer)) ?? []), layer]);
+    return [...groups].map(([kind, found]) => {
+      const most = Math.max(...found.map(({heads}) => heads));
+      const rows = found.map((layer, at) => {
+        const thumbs = Array.from({length: layer.heads}, (_, head) => this.thumb(layer, head, "entropy", `${head}`));
+        const row = element("div", {class: "thumbs", role: "row"}, thumbs);
+        row.style.setProperty("--across", most);
+        row.style.setProperty("--thumb", most > 8 ? "7rem" : most > 4 ? "8.5rem" : most > 2 ? "10.5rem" : "16rem");
+        return element("div", {class: "layer-row", role: "presentation"}, element("span", {title: visible(layer.name)}, `${layer.name.match(/\d+/)?.[0] ?? at}`), row);
+      });
+      return element("section", {class: "group", role: "rowgroup", "aria-label": visible(kind)}, element("h3", {}, spoken[kind] ?? visible(kind)), rows);
+    });
+  }
+
+  sorted(layers, sort) {
+    const heads = layers.flatMap((layer) => Array.from({length: layer.heads}, (_, head) => ({layer, head, value: layer[sort]?.[head] ?? null})));
+    const down = sort === "alignment" ? -1 : 1;
+    const known = heads.filter(({value}) => value !== null).sort((a, b) => down * (a.value - b.value));
+    const thumbs = known.map(({layer, head}) => this.thumb(layer, head, sort, layer.name));
+    const row = element("div", {class: "thumbs", role: "row"}, thumbs);
+    row.style.setProperty("--across", "auto-fill");
+    row.style.setProperty("--thumb", "7rem");
+    row.style.gridTemplateColumns = "repeat(auto-fill, minmax(6.5rem, 1fr))";
+    return row;
+  }
+
+  thumb(layer, head, shown, title) {
+    const canvas = element("canvas", {width: 1, height: 1, "aria-hidden": "true"});
+    const numbers = Object.keys(measures).filter((name) => (layer[name]?.[head] ?? null) !== null);
+    const told = numbers.map((name) => `${measures[name]} ${number(layer[name][head])}`);
+    const value = layer[shown]?.[head] ?? null;
+    const full = title === layer.name; // then the head stands beside its number
+    const under = element("div", {class: full ? "under full" : "under"}, element("span", {}, visible(title)), element("span", {}, full ? `head ${head}: ${number(value)}` : number(value)));
+    const thumb = element("button", {
+      class: "thumb", role: "gridcell", tabindex: -1, "data-layer": layer.name, "data-head": head, "data-value": value,
+      "aria-label": visible(`${layer.name}, head ${head}, ${told.join(", ")}`),
+      onclick: () => this.app.state.set({layer: layer.name, head, summary: "head", view: "matrix"}),
+      onpointermove: (event) => showValue(event.clientX, event.clientY, [`${layer.name}, head ${head}`, ...told], {row: head, value}),
+      onpointerleave: hideValue,
+    }, element("div", {class: "frame"}, canvas), under);
+    this.painter.watch(canvas, layer, head);
+    this.thumbs.push(thumb);
+    return thumb;
+  }
+
+  // Arrow keys go over the grid as it lies on the screen.
+  key(event) {
+    const at = this.thumbs.indexOf(document.activeElement);
+    const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
+    if (at < 0 || !step) return;
+    event.preventDefault();
+    let next = this.thumbs[at + step[0]];
+    if (step[1]) {
+      const here = this.thumbs[at].getBoundingClientRect();
+      const places = this.thumbs.map((thumb) => ({thumb, box: thumb.getBoundingClientRect()}));
+      const beyond = places.filter(({box}) => (step[1] > 0 ? box.top > here.bottom - 4 : box.bottom < here.top + 4));
+      const far = ({box}) => Math.abs(box.top - here.top) * 1000 + Math.abs(box.left - here.left);
+      next = beyond.sort((a, b) => far(a) - far(b))[0]?.thumb;
+    }
+    if (!next) return;
+    this.app.state.set({layer: next.dataset.layer, head: Number(next.dataset.head)});
+    next.focus();
+    this.app.say(next.getAttribute("aria-label"));
+  }
+
+  arrays() {
+    const made = {};
+    for (const layer of this.app.look().layers) {
+      for (const name of Object.keys(measures)) {
+        if (layer[name]) made[`${layer.name}.${name}`] = {shape: [layer.heads], data: Float64Array.from(layer[name], (value) => value ?? NaN)};
+      }
+    }
+    return made;
+  }
+
+  // All thumbnails on one canvas, as they lie on the screen.
+  async picture() {
+    for (const thumb of this.thumbs) this.painter.want(thumb.querySelector("canvas"));
+    while (this.painter.going) await new Promise(requestAnimationFrame);
+    const area = this.grid.getBoundingClientRect();
+    const canvas = document.createElement("canvas");
+    [canvas.width, canvas.height] = [2 * area.width, 2 * area.height];
+    const context = canvas.getContext("2d");
+    const style = getComputedStyle(document.body);
+    context.scale(2, 2);
+    context.fillStyle = style.backgroundColor;
+    context.fillRect(0, 0, area.width, area.height);
+    context.imageSmoothingEnabled = false;
+    for (const frame of this.grid.querySelectorAll(".frame")) {
+      const box = frame.getBoundingClientRect();
+      const thumb = frame.firstChild;
+      const scale = Math.min(box.width / thumb.width, box.height / thumb.height);
+      const [width, height] = [thumb.width * scale, thumb.height * scale];
+      context.drawImage(thumb, box.left - area.left + (box.width - width) / 2, box.top - area.top + (box.height - height) / 2, width, height);
+    }
+    context.fillStyle = style.color;
+    context.textBaseline = "top";
+    for (const text of this.grid.querySelectorAll("h3, .layer-row > span, .under span")) {
+      const box = text.getBoundingClientRect();
+      context.font = `${getComputedStyle(text).fontSize} system-ui, sans-serif`;
+      context.fillText(text.textContent, box.left - area.left, box.top - area.top + 2, box.width + 2);
+    }
+    return canvas;
+  }
+
+  unmount() {
+    this.painter?.end();
+  }
+}
+
+export const overviewView = {
+  name: "overview", title: "Overview", key: "o",
+  about: "Every head of every layer: rows look, columns are looked at. Choose one to open it.",
+  fits: (look) => look.layers.length > 0,
+  mount: (root, app) => new Overview(root, app),
+};

@@ -1,0 +1,183 @@
+// Small drawings of numbers: lines, bars, and bars of either sign.
+import {hideValue, label, number, showValue, svg, visible} from "./dom.js";
+
+// Round numbers between two bounds, about as many as asked for.
+export function ticks(low, high, count = 5) {
+  const rough = (high - low) / count || 1;
+  const unit = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].find((factor) => factor * unit >= rough) * unit;
+  const found = [];
+  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + 1e-9 * step; at++) found.push(Number((at * step).toPrecision(12)));
+  return found;
+}
+
+function extent(values) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of values) {
+    if (!Number.isFinite(value)) continue;
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return low > high ? [0, 1] : [low, high];
+}
+
+// Lines over a common x: lines are [{name, values, colour}], x the numbers they stand at. `mark` is a place on x, `pick` what a click does.
+export function linePlot({title, x, lines, across, up, named = number, width = 520, height = 210, mark = null, pick = null}) {
+  const [left, right, top, bottom] = [52, 14, lines.length > 1 ? 30 : 12, 36];
+  const [lowX, highX] = [x[0], x.length > 1 ? x[x.length - 1] : x[0] + 1];
+  let [low, high] = extent(lines.flatMap((line) => line.values));
+  if (low > 0 && low < 0.4 * high) low = 0;
+  if (low === high) [low, high] = [low - 0.5, high + 0.5];
+  const toX = (value) => left + ((value - lowX) / (highX - lowX)) * (width - left - right);
+  const toY = (value) => height - bottom - ((value - low) / (high - low)) * (height - top - bottom);
+  const root = svg("svg", {class: "plot", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", tabindex: 0, "data-own": true});
+  root.append(svg("title", {}, visible(title)));
+  for (const value of ticks(low, high, 4)) {
+    root.append(svg("path", {class: value === 0 ? "zero" : "rule", d: `M${left} ${toY(value)}H${width - right}`}));
+    root.append(svg("text", {class: "tick", x: left - 7, y: toY(value), dy: ".33em", "text-anchor": "end"}, number(value)));
+  }
+  const places = x.length <= 8 ? x : ticks(lowX, highX, 7);
+  for (const value of places) {
+    const text = label(named(value), 10);
+    const place = Math.min(toX(value), width - 2 - 3.1 * text.length); // a long name at the end moves inwards
+    root.append(svg("text", {class: "tick", x: place, y: height - bottom + 15, "text-anchor": "middle"}, text));
+  }
+  root.append(svg("text", {class: "axis", x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle"}, across));
+  root.append(svg("text", {class: "axis", transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle"}, up));
+  for (const line of lines) {
+    let path = "";
+    line.values.forEach((value, at) => {
+      if (Number.isFinite(value)) path += `${path ? "L" : "M"}${toX(x[at]).toFixed(2)} ${toY(value).toFixed(2)}`;
+    });
+    const drawn = svg("path", {class: "curve", d: path, "data-line": line.name, "data-values": Array.from(line.values).join(" ")});
+    if (line.colour) drawn.style.stroke = line.colour;
+    root.append(drawn);
+  }
+  // Several lines are named above them, in their colours.
+  const apart = (width - left - right) / Math.max(5, Math.min(lines.length, 12));
+  lines.slice(0, lines.length > 1 ? 12 : 0).forEach((line, at) => {
+    const name = svg("text", {class: "tick named", x: left + at * apart, y: 14}, lines.length > 6 ? line.name.replace(/^\D+/, "") || line.name : line.name);
+    if (line.colour) name.style.fill = line.colour;
+    root.append(name);
+  });
+  const pointer = svg("g", {class: "pointer"});
+  root.append(pointer);
+
+  function point(at) {
+    pointer.replaceChildren(svg("path", {class: "rule", d: `M${toX(x[at])} ${top}V${height - bottom}`}));
+    for (const line of lines) {
+      if (!Number.isFinite(line.values[at])) continue;
+      const dot = svg("circle", {class: "dot", cx: toX(x[at]), cy: toY(line.values[at]), r: 3.5});
+      if (line.colour) dot.style.fill = line.colour;
+      pointer.append(dot);
+    }
+  }
+  if (mark !== null) point(mark);
+  let at = mark ?? 0;
+  function tell(place, clientX, clientY) {
+    at = place;
+    point(at);
+    const said = lines.slice(0, 12).map((line) => (lines.length > 1 ? `${line.name}: ${number(line.values[at])}` : number(line.values[at])));
+    showValue(clientX, clientY, [`${across} ${named(x[at])}`, ...said], {row: 0, column: x[at], value: lines[0].values[at]});
+  }
+  function rest() {
+    hideValue();
+    if (mark !== null) point(mark);
+    else pointer.replaceChildren();
+  }
+  root.addEventListener("pointermove", (event) => {
+    const box = root.getBoundingClientRect();
+    const wanted = lowX + ((((event.clientX - box.left) / box.width) * width - left) / (width - left - right)) * (highX - lowX);
+    let nearest = 0;
+    x.forEach((value, place) => {
+      if (Math.abs(value - wanted) < Math.abs(x[nearest] - wanted)) nearest = place;
+    });
+    tell(nearest, event.clientX, event.clientY);
+  });
+  root.addEventListener("pointerleave", rest);
+  root.addEventListener("blur", rest);
+  if (pick) root.addEventListener("click", () => pick(at));
+  root.addEventListener("keydown", (event) => {
+    const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    if (pick && event.key === "Enter") pick(at);
+    if (!step) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const box = root.getBoundingClientRect();
+    tell(Math.max(0, Math.min(x.length - 1, at + step)), box.left + (box.width * toX(x[at])) / width, box.top);
+  });
+  return root;
+}
+
+// A text as a label of a drawing, the sign of a space before it made faint.
+export function drawnLabel(text, longest) {
+  const short = label(text, longest) || "∅";
+  const [space] = short.match(/^▁+/) ?? [""];
+  return [svg("tspan", {class: "space"}, space), short.slice(space.length)];
+}
+
+// Bars with a text before and a number behind: rows are [{text, value, marked?, note?}]; values from 0 up.
+export function barChart(name, rows, {most = null, width = 520, longest = 14} = {}) {
+  const [height, left, right] = [25, 130, 120];
+  const top = most ?? Math.max(1e-9, ...rows.map((row) => row.value));
+  const root = svg("svg", {class: "bars", viewBox: `0 0 ${width} ${height * rows.length + 4}`, width, height: height * rows.length + 4, role: "list", "aria-label": visible(name)});
+  rows.forEach((row, at) => {
+    const long = Math.max(1.5, (Math.max(0, row.value) / top) * (width - left - right));
+    const y = at * height;
+    root.append(svg("g", {
+      class: row.marked ? "bar marked" : "bar", role: "listitem", "data-row": at, "data-value": row.value, "data-marked": row.marked ? "yes" : null,
+      "aria-label": `${visible(row.text)}: ${number(row.value)}${row.note ? `, ${row.note}` : ""}`,
+    },
+    svg("title", {}, `${visible(row.text)} ${row.value}`),
+    svg("text", {class: "name", x: left - 10, y: y + height / 2, dy: ".35em", "text-anchor": "end"}, drawnLabel(row.text, longest)),
+    svg("rect", {x: left, y: y + 5, width: long, height: height - 9, rx: 2}),
+    svg("text", {class: "amount", x: left + long + 7, y: y + height / 2, dy: ".35em"}, row.note ? `${number(row.value)}  ${row.note}` : number(row.value))));
+  });
+  return root;
+}
+
+// Rows of numbers of either sign, one above the other, a bar a number: rows are [{part, text, values, most}].
+export function signedBars(name, rows, {width = 860, tall = 58} = {}) {
+  const [left, right] = [96, 70];
+  const height = tall * rows.length;
+  const root = svg("svg", {class: "signed", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": visible(name)});
+  const room = width - left - right;
+  rows.forEach((row, place) => {
+    const middle = place * tall + tall / 2;
+    const step = room / row.values.length;
+    let [up, down] = ["", ""];
+    row.values.forEach((value, at) => {
+      const size = Math.max(0.4, Math.min(1, Math.abs(value) / (row.most || 1)) * (tall / 2 - 5));
+      const x = (left + at * step + step * 0.1).toFixed(2);
+      const bar = `M${x} ${middle}v${(value < 0 ? size : -size).toFixed(2)}h${(step * 0.8).toFixed(2)}V${middle}z`;
+      if (value < 0) down += bar;
+      else up += bar;
+    });
+    root.append(svg("g", {"data-part": row.part, "data-values": Array.from(row.values).join(" ")},
+      svg("text", {class: "name", x: left - 12, y: middle, dy: ".35em", "text-anchor": "end"}, label(row.text, 14)),
+      svg("path", {class: "rule", d: `M${left} ${middle}H${width - right}`}),
+      svg("path", {class: "plus", d: up}), svg("path", {class: "minus", d: down}),
+      svg("text", {class: "amount", x: width - right + 10, y: middle, dy: ".35em"}, row.note ?? "")));
+  });
+  const spot = svg("rect", {class: "spot", y: 0, height});
+  spot.style.display = "none";
+  root.append(spot);
+  root.addEventListener("pointermove", (event) => {
+    const box = root.getBoundingClientRect();
+    const count = rows[0].values.length;
+    const at = Math.floor((((event.clientX - box.left) / box.width) * width - left) / (room / count));
+    const row = rows[Math.min(rows.length - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows.length)))];
+    if (at < 0 || at >= count) return rest();
+    spot.style.display = "";
+    spot.setAttribute("x", left + (at * room) / count);
+    spot.setAttribute("width", room / count);
+    const lines = rows.map((line) => `${line.text}: ${number(line.values[at])}`);
+    showValue(event.clientX, event.clientY, [`number ${at}`, ...lines], {row: row.part, column: at, value: row.values[at]});
+  });
+  function rest() {
+    spot.style.display = "none";
+    hideValue();
+  }
+  root.addEventListener("pointerleave", rest);
+  return root;
+}

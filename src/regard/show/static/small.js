@@ -1,0 +1,135 @@
+// A small matrix with its tokens beside it, on a canvas: for views that show several at once.
+import {element, hideValue, label, number, sharp, showValue} from "./dom.js";
+import {colour, paint, strength} from "./colour.js";
+
+const smallestLabel = 9; // pixels of a cell below which its token is not written
+
+// Shares of the palette for values: weights from nothing up, or differences of either sign.
+const shareOf = {
+  ramp: (most) => (value) => strength(value, most),
+  diverging: (most) => (value) => (Number.isFinite(value) ? Math.max(0, Math.min(1, 0.5 + (0.5 * value) / (most || 1))) : 0.5),
+};
+
+function widestOf(texts, context) {
+  return Math.min(110, texts.reduce((most, text) => Math.max(most, context.measureText(label(text, 12)).width + 9), 12));
+}
+
+function drawLabels(context, {along, across, left, top, cell}) {
+  context.fillStyle = colour("--ink");
+  context.font = `${Math.min(12, cell)}px system-ui, sans-serif`;
+  context.textBaseline = "middle";
+  context.textAlign = "right";
+  along.forEach((text, row) => context.fillText(label(text, 12), left - 6, top + (row + 0.5) * cell));
+  context.textAlign = "left";
+  across.forEach((text, column) => {
+    context.save();
+    context.translate(left + (column + 0.5) * cell, top - 5);
+    context.rotate(-Math.PI / 2);
+    context.fillText(label(text, 12), 0, 0);
+    context.restore();
+  });
+}
+
+function drawLines(context, {rows, columns, left, top, cell, wide, tall}) {
+  context.strokeStyle = colour("--paper");
+  context.lineWidth = 1;
+  context.beginPath();
+  for (let row = 1; row < rows; row++) {
+    context.moveTo(left, top + row * cell);
+    context.lineTo(wide, top + row * cell);
+  }
+  for (let column = 1; column < columns; column++) {
+    context.moveTo(left + column * cell, top);
+    context.lineTo(left + column * cell, tall);
+  }
+  context.stroke();
+}
+
+// show({rows, columns, data, along, across, most?, room, largest?}): texts stand along the rows and across the columns, null where rows are tiles.
+// kind: "ramp" or "diverging".
+export function smallMap(name, app, kind = "ramp") {
+  const canvas = element("canvas", {class: "small-map", role: "img", tabindex: 0, "data-own": true, "data-map": name});
+  let shown = null;
+  let cursor = [0, 0];
+
+  function show(given) {
+    const {rows, columns, data, along, across, most = 1, room, largest = 24} = given;
+    const measure = sharp(canvas, 10, 10);
+    measure.font = "12px system-ui, sans-serif";
+    let [left, top] = along && across ? [widestOf(along, measure), widestOf(across, measure)] : [0, 0];
+    let cell = Math.min(largest, (room - left) / columns, 480 / rows);
+    const labelled = cell >= smallestLabel && along && across;
+    if (!labelled) {
+      [left, top] = [0, 0];
+      cell = Math.min(largest, room / columns, 520 / rows);
+    }
+    shown = {...given, left, top, cell, wide: left + cell * columns, tall: top + cell * rows};
+    const context = sharp(canvas, shown.wide, shown.tall);
+    context.clearRect(0, 0, shown.wide, shown.tall);
+    const pixels = paint(document.createElement("canvas"), data, rows, columns, shareOf[kind](most), kind);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(pixels, left, top, cell * columns, cell * rows);
+    if (cell >= 8) drawLines(context, shown);
+    if (labelled) drawLabels(context, shown);
+    canvas.setAttribute("aria-label", `${name}: ${rows} by ${columns}; arrow keys read it`);
+  }
+
+  function tell(row, column, x, y) {
+    cursor = [row, column];
+    const {columns, data, along, across} = shown;
+    const value = data[row * columns + column];
+    const lines = [along && across ? `${along[row]} → ${across[column]}` : `tile ${row}, ${column}`, number(value)];
+    showValue(x, y, lines, {row, column, value});
+    return lines.join(": ");
+  }
+  canvas.addEventListener("pointermove", (event) => {
+    if (!shown) return;
+    const box = canvas.getBoundingClientRect();
+    const scale = shown.wide / box.width;
+    const row = Math.floor(((event.clientY - box.top) * scale - shown.top) / shown.cell);
+    const column = Math.floor(((event.clientX - box.left) * scale - shown.left) / shown.cell);
+    if (row < 0 || column < 0 || row >= shown.rows || column >= shown.columns) hideValue();
+    else tell(row, column, event.clientX, event.clientY);
+  });
+  canvas.addEventListener("pointerleave", hideValue);
+  canvas.addEventListener("blur", hideValue);
+  canvas.addEventListener("keydown", (event) => {
+    const way = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key];
+    if (!way || !shown) return;
+    event.preventDefault();
+    event.stopPropagation();
+    const row = Math.max(0, Math.min(shown.rows - 1, cursor[0] + way[0]));
+    const column = Math.max(0, Math.min(shown.columns - 1, cursor[1] + way[1]));
+    const box = canvas.getBoundingClientRect();
+    app.say(tell(row, column, box.left + shown.left + (column + 0.5) * shown.cell, box.top + shown.top + (row + 0.5) * shown.cell));
+  });
+  return {canvas, show};
+}
+
+// Several canvases as one picture, side by side on paper.
+export function joinedCanvas(canvases) {
+  const gap = 24;
+  const made = document.createElement("canvas");
+  made.width = canvases.reduce((sum, canvas) => sum + canvas.width + gap, gap);
+  made.height = Math.max(...canvases.map((canvas) => canvas.height)) + 2 * gap;
+  const context = made.getContext("2d");
+  context.fillStyle = colour("--paper");
+  context.fillRect(0, 0, made.width, made.height);
+  let x = gap;
+  for (const canvas of canvases) {
+    context.drawImage(canvas, x, gap);
+    x += canvas.width + gap;
+  }
+  return made;
+}
+
+// A canvas of one pixel a number, made large enough to be a picture.
+export function enlarged(canvas) {
+  const factor = Math.max(1, Math.floor(1000 / Math.max(canvas.width, canvas.height)));
+  const made = document.createElement("canvas");
+  [made.width, made.height] = [canvas.width * factor, canvas.height * factor];
+  const context = made.getContext("2d");
+  context.imageSmoothingEnabled = false;
+  context.drawImage(canvas, 0, 0, made.width, made.height);
+  return made;
+}

@@ -1,0 +1,87 @@
+// What is selected, shared by all views and kept in the address: #view=matrix&layer=decoder.0.cross&head=2
+
+const firstState = {
+  look: 0, view: "overview", layer: "", head: 0, row: null, column: null, // row and column are tokens of the layer's sides
+  words: false, heads: null, summary: "head", theme: "auto", // heads: those mixed in the head view, null for all
+};
+const yesOrNo = ["words"];
+const addressPause = 200; // milliseconds
+
+// "a=1&b=x" as an object of strings, numbers, lists of numbers and yesOrNo.
+export function parsed(hash) {
+  const found = {};
+  for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
+    if (!/^[a-z]+$/.test(name) || text === "") continue;
+    if (yesOrNo.includes(name)) found[name] = text === "yes";
+    else if (name === "heads") found[name] = text.split(".").filter((part) => /^\d+$/.test(part)).map(Number);
+    else found[name] = /^-?\d+(\.\d+)?$/.test(text) && name !== "layer" ? Number(text) : text;
+  }
+  return found;
+}
+
+// The inverse; what is as at first is left out, so that addresses stay short.
+export function written(values) {
+  const parts = new URLSearchParams();
+  for (const [name, value] of Object.entries(values)) {
+    if (value === null || value === undefined || String(value) === String(firstState[name])) continue;
+    parts.set(name, value === true ? "yes" : value === false ? "no" : Array.isArray(value) ? value.join(".") : value);
+  }
+  return parts.toString();
+}
+
+// The selection. Any further name (step, other, sort, ...) may be set: a number, a text, or null for none.
+export class State {
+  constructor(hash) {
+    this.values = {...firstState, ...parsed(hash)};
+    this.watchers = new Set();
+  }
+
+  get(name) {
+    return this.values[name] ?? null;
+  }
+
+  // Change some values; watchers hear of it once, and only if something is different.
+  set(changes) {
+    const different = Object.keys(changes).filter((name) => String(changes[name]) !== String(this.values[name]));
+    if (!different.length) return;
+    Object.assign(this.values, changes);
+    this.address();
+    for (const watcher of [...this.watchers]) watcher(different);
+  }
+
+  // Write the selection into the address, a few times a second at most: browsers stop listening to who does it more often.
+  address() {
+    if (this.waiting) {
+      this.late = true;
+      return;
+    }
+    this.waiting = setTimeout(() => {
+      this.waiting = null;
+      if (this.late) this.address();
+      this.late = false;
+    }, addressPause);
+    try {
+      history.replaceState(null, "", `#${written(this.values)}`);
+    } catch {
+      // A page inside a notebook has no address of its own.
+    }
+  }
+
+  // Another address was typed or gone back to.
+  read(hash) {
+    if (!hash.includes("=")) return;
+    const none = Object.fromEntries(Object.keys(this.values).map((name) => [name, null]));
+    this.set({...none, ...firstState, ...parsed(hash)});
+  }
+
+  // f(names of what changed) after each change; returns a function that ends it.
+  watch(f) {
+    this.watchers.add(f);
+    return () => this.watchers.delete(f);
+  }
+
+  // The address that restores this view.
+  link() {
+    return `${location.href.split("#")[0]}#${written(this.values)}`;
+  }
+}

@@ -1,0 +1,166 @@
+// The numbers behind the page: decoded when first asked for, kept, or asked of the server.
+
+const mostAsked = 1024; // tiles on a side that a server gives at once
+const kept = 48; // how many made matrices are remembered
+let halves = null;
+
+// Every float16 as a float32.
+function halfTable() {
+  if (!halves) {
+    halves = new Float32Array(65536);
+    for (let bits = 0; bits < 65536; bits++) {
+      const [exponent, part, sign] = [(bits >> 10) & 31, bits & 1023, bits & 32768 ? -1 : 1];
+      if (exponent === 0) halves[bits] = sign * part * 2 ** -24;
+      else if (exponent === 31) halves[bits] = part ? NaN : sign * Infinity;
+      else halves[bits] = sign * (1 + part / 1024) * 2 ** (exponent - 15);
+    }
+  }
+  return halves;
+}
+
+// Little-endian bytes as numbers: Float32Array for f2 and f4, Int32Array for i4 and u2.
+export function decoded(bytes, type) {
+  const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
+  const count = bytes.byteLength / (type === "f2" || type === "u2" ? 2 : 4);
+  const made = type.startsWith("f") ? new Float32Array(count) : new Int32Array(count);
+  if (type === "f2") {
+    const table = halfTable();
+    for (let at = 0; at < count; at++) made[at] = table[view.getUint16(2 * at, true)];
+  } else if (type === "f4") for (let at = 0; at < count; at++) made[at] = view.getFloat32(4 * at, true);
+  else if (type === "i4") for (let at = 0; at < count; at++) made[at] = view.getInt32(4 * at, true);
+  else for (let at = 0; at < count; at++) made[at] = view.getUint16(2 * at, true);
+  return made;
+}
+
+export function fromBase64(text) {
+  if (Uint8Array.fromBase64) return Uint8Array.fromBase64(text);
+  const letters = atob(text);
+  const bytes = new Uint8Array(letters.length);
+  for (let at = 0; at < letters.length; at++) bytes[at] = letters.charCodeAt(at);
+  return bytes;
+}
+
+// The greatest value in each tile of a part of a rows x columns matrix; the tile of row t is floor((t - a) * tall / (b - a)).
+export function pooledTiles(data, columns, [a, b], [c, d], size) {
+  const [tall, wide] = [Math.min(size, b - a), Math.min(size, d - c)];
+  if (tall === b - a && wide === columns) return {shape: [tall, wide], data: data.subarray(a * columns, b * columns)};
+  const tiles = new Float32Array(tall * wide);
+  const across = Int32Array.from({length: d - c}, (_, s) => Math.floor((s * wide) / (d - c)));
+  for (let t = a; t < b; t++) {
+    const to = Math.floor(((t - a) * tall) / (b - a)) * wide;
+    const from = t * columns + c;
+    for (let s = 0; s < d - c; s++) {
+      const value = data[from + s];
+      if (value > tiles[to + across[s]]) tiles[to + across[s]] = value;
+    }
+  }
+  return {shape: [tall, wide], data: tiles};
+}
+
+// What a server says when it does not do something.
+async function refusal(answer) {
+  const said = await answer.json().catch(() => null);
+  return new Error(said?.error ?? `the server answered ${answer.status}.`);
+}
+
+export class Store {
+  // blob(n) gives the bytes of blob number n.
+  constructor(page, blob) {
+    [this.page, this.blob] = [page, blob];
+    this.tensors = new Map();
+    this.made = new Map();
+  }
+
+  // The tensor of a ref: {shape, data}, decoded once.
+  async tensor(ref) {
+    return this.peek(ref) ?? this.decode(ref);
+  }
+
+  // The tensor if it was decoded before, else null: for hovering, which must not wait.
+  peek(ref) {
+    const data = this.tensors.get(`${ref.blob} ${ref.type}`); // refs of the same bytes share a blob
+    return data ? {shape: ref.shape, data} : null;
+  }
+
+  decode(ref) {
+    this.tensors.set(`${ref.blob} ${ref.type}`, decoded(this.blob(ref.blob), ref.type));
+    return this.peek(ref);
+  }
+
+  // make() once a key; the oldest are forgotten. What is made may be a promise.
+  remember(key, make) {
+    if (!this.made.has(key)) {
+      if (this.made.size >= kept) this.made.delete(this.made.keys().next().value);
+      this.made.set(key, make());
+    }
+    return this.made.get(key);
+  }
+
+  // One head of a layer whose weights are here in full: {rows, columns, data}, T x S, a view into the tensor.
+  async matrix(layer, head) {
+    const {data} = await this.tensor(layer.weights);
+    const size = layer.queries * layer.keys;
+    return {rows: layer.queries, columns: layer.keys, data: data.subarray(head * size, (head + 1) * size)};
+  }
+
+  // What is known of a row, S weights: all of it, or, of a long text offline, its weightiest keys and 0 elsewhere.
+  async row(look, layer, head, t) {
+    if (layer.weights) return (await this.matrix(layer, head)).data.subarray(t * layer.keys, (t + 1) * layer.keys);
+    if (this.page.live) return this.remember(`row ${this.page.looks.indexOf(look)} ${layer.name} ${head} ${t}`, () => this.askedRow(look, layer, head, t));
+    const row = new Float32Array(layer.keys);
+    for (const [key, weight] of await this.top(layer, head, t)) row[key] = weight;
+    return row;
+  }
+
+  async askedRow(look, layer, head, t) {
+    const row = new Float32Array(layer.keys);
+    for (let from = 0; from < layer.keys; from += mostAsked) {
+      const to = Math.min(layer.keys, from + mostAsked);
+      row.set((await this.asked(look, layer, head, [t, t + 1], [from, to], mostAsked)).data, from);
+    }
+    return row;
+  }
+
+  // The weightiest keys of a row of a long text: [[key, weight], ...], weightiest first.
+  async top(layer, head, t) {
+    const [keys, weights] = [await this.tensor(layer.top.keys), await this.tensor(layer.top.weights)];
+    const count = keys.shape[2];
+    const from = (head * layer.queries + t) * count;
+    const found = [];
+    for (let at = from; at < from + count && keys.data[at] >= 0; at++) found.push([keys.data[at], weights.data[at]]);
+    return found;
+  }
+
+  // The greatest weights in at most size x size tiles of rows [a, b] and columns [c, d]: {shape, data}.
+  async tiles(look, layer, head, rows, columns, size) {
+    if (layer.weights) return pooledTiles((await this.matrix(layer, head)).data, layer.keys, rows, columns, size);
+    const {size: n, weights} = layer.pooled;
+    const finer = rows[1] - rows[0] < layer.queries || columns[1] - columns[0] < layer.keys;
+    if (this.page.live && finer) return this.asked(look, layer, head, rows, columns, size);
+    const {data} = await this.tensor(weights);
+    const [down, across] = [layer.queries / n, layer.keys / n];
+    const part = ([a, b], step) => [Math.floor(a / step), Math.max(Math.floor(a / step) + 1, Math.ceil(b / step))];
+    return pooledTiles(data.subarray(head * n * n, (head + 1) * n * n), n, part(rows, down), part(columns, across), size);
+  }
+
+  // Weights from the server, remembered.
+  asked(look, layer, head, [a, b], [c, d], size) {
+    const number = this.page.looks.indexOf(look);
+    const asking = new URLSearchParams({look: number, layer: layer.name, head, rows: `${a}:${b}`, columns: `${c}:${d}`, size});
+    return this.remember(`asked ${asking}`, async () => {
+      const answer = await fetch(`${this.page.live}/weights?${asking}`);
+      if (!answer.ok) throw await refusal(answer);
+      const shape = answer.headers.get("X-Shape").split(",").map(Number);
+      return {shape, data: decoded(new Uint8Array(await answer.arrayBuffer()), "f2")};
+    });
+  }
+
+  // Ask the server for something else: JSON in and out.
+  async post(what, body) {
+    const answer = await fetch(`${this.page.live}/${what}`, {
+      method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body),
+    });
+    if (!answer.ok) throw await refusal(answer);
+    return answer.json();
+  }
+}

@@ -1,0 +1,179 @@
+"""A real browser for the tests of the page: it may load nothing but its file, and whatever it complains of is a failure."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+VIEWS = ("overview", "head", "matrix", "neuron", "generation", "positions", "buckets", "off", "compare", "near")
+SIZE = {"width": 1280, "height": 900}
+WITH_NAMES = {
+    "button", "checkbox", "combobox", "textbox", "slider", "gridcell", "option", "treeitem", "image", "img", "link",
+    "listbox", "grid", "tree", "dialog", "figure",
+} - {"figure"}  # fmt: skip
+
+_SETTLED = """() => new Promise((done) => {
+  let [last, same] = ["", 0];
+  const look = () => {
+    const now = document.body.innerText.length + location.hash + (document.querySelector("#said")?.textContent ?? "");
+    same = now === last ? same + 1 : 0;
+    last = now;
+    if (same >= 3) done();
+    else requestAnimationFrame(look);
+  };
+  requestAnimationFrame(look);
+})"""
+
+
+def started() -> Iterator[Any]:
+    """The browser, for as long as it is needed; the test is skipped where there is none."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed, so no page is opened.")
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed, so no page is opened.")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Window:
+    """One page in the browser."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.troubles = page, []
+        page.set_default_timeout(20_000)
+        page.on("console", lambda said: said.type == "error" and self.troubles.append(said.text))
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("requestfailed", lambda request: self.troubles.append(f"wanted {request.url}"))
+
+    def go(self, address: str, **selected: Any) -> Window:
+        """Open a page, with something selected."""
+        self.page.goto(address + (f"#{urlencode(selected)}" if selected else ""))
+        return self.ready()
+
+    def ready(self) -> Window:
+        """Wait until the page is there and nothing on it changes."""
+        self.page.wait_for_selector("html[data-ready]", state="attached")
+        self.page.evaluate(_SETTLED)
+        return self
+
+    def select(self, **selected: Any) -> Window:
+        """Go to another selection, as an address names it."""
+        self.page.evaluate("(hash) => { location.hash = hash; }", urlencode(selected))
+        self.page.wait_for_function("(view) => document.querySelector(`[data-view='${view}']`)", arg=selected["view"])
+        return self.settled()
+
+    def settled(self) -> Window:
+        """Wait until nothing changes."""
+        self.page.evaluate(_SETTLED)
+        return self
+
+    def press(self, *keys: str) -> Window:
+        """Type keys one after the other."""
+        for key in keys:
+            self.page.keyboard.press(key)
+        return self.settled()
+
+    def click(self, selector: str) -> Window:
+        """Click something."""
+        self.page.click(selector)
+        return self.settled()
+
+    @property
+    def views(self) -> list[str]:
+        """The views that the bar offers."""
+        names: list[str] = self.page.eval_on_selector_all("#views button", "(all) => all.map((tab) => tab.id.slice(4))")
+        return names
+
+    @property
+    def said(self) -> str:
+        """What a screen reader was told last."""
+        return str(self.page.text_content("#said"))
+
+    @property
+    def hash(self) -> str:
+        """The selection in the address."""
+        return str(self.page.evaluate("location.hash"))
+
+    def data(self, selector: str, *names: str) -> list[list[Any]]:
+        """What data-* attributes say, of every element found: numbers where they are numbers."""
+        found: list[list[Any]] = self.page.eval_on_selector_all(
+            selector, "(all, names) => all.map((one) => names.map((name) => one.dataset[name] ?? null))", list(names)
+        )
+        return [[_number(value) for value in row] for row in found]
+
+    def hovered(self, selector: str, across: int = 12, down: int = 12) -> dict[tuple[int, int], float]:
+        """Move over an element on a grid of points -> the value told of each row and column."""
+        self.page.locator(selector).scroll_into_view_if_needed()
+        box = self.page.locator(selector).bounding_box()
+        found: dict[tuple[int, int], float] = {}
+        for j in range(down):
+            for i in range(across):
+                self.page.mouse.move(
+                    box["x"] + (i + 0.5) * box["width"] / across, box["y"] + (j + 0.5) * box["height"] / down
+                )
+                for row, column, value in self.data("#value:not([hidden])", "row", "column", "value"):
+                    found[row, column] = value
+        return found
+
+    def saved(self, kind: str, folder: Path) -> Path:
+        """What the save menu gives."""
+        self.page.click("#save summary")
+        with self.page.expect_download() as download:
+            self.page.click(f"#save-{kind}")
+        path = folder / download.value.suggested_filename
+        download.value.save_as(path)
+        return path
+
+    def elements(self) -> list[Any]:
+        """Tags and names of attributes of all elements, in order: what a text must not be able to change."""
+        found: list[Any] = self.page.eval_on_selector_all(
+            "*", "(all) => all.map((one) => [one.localName, one.getAttributeNames().sort().join()])"
+        )
+        return found
+
+    def unnamed(self) -> list[str]:
+        """What a screen reader could not name, of all that can be used or looked at."""
+        session = self.page.context.new_cdp_session(self.page)
+        nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+        session.detach()
+        return [
+            node["role"]["value"]
+            for node in nodes
+            if not node["ignored"]
+            and node["role"]["value"] in WITH_NAMES
+            and not node.get("name", {}).get("value", "").strip()
+        ]
+
+
+@contextmanager
+def opened(browser: Any, address: str = "", *, online: bool = False, options: dict[str, Any] | None = None, **selected):  # noqa: ANN201
+    """A window without a network; what it complains of fails the test."""
+    context = browser.new_context(viewport=SIZE, offline=not online, accept_downloads=True, **(options or {}))
+    if not online:
+        context.route("**/*", lambda route: route.continue_() if _is_own(route.request.url) else route.abort())
+    window = Window(context.new_page())
+    try:
+        yield window.go(address, **selected) if address else window
+        assert window.troubles == []
+    finally:
+        context.close()
+
+
+def _is_own(address: str) -> bool:
+    return address.startswith(("file:", "blob:", "data:"))
+
+
+def _number(value: str | None) -> Any:
+    try:
+        number = float(value or "")
+    except ValueError:
+        return value
+    return int(number) if number.is_integer() and "." not in str(value) else number

@@ -1,0 +1,578 @@
+"""The page in a real browser: every view opens, what it shows are the model's numbers, and a keyboard is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.api import LoadedModel, beside
+from regard.models import zoo
+from regard.parts.contract import Change
+from regard.show.places import positions
+from regard.show.trace import Seen
+from regard.text.masking import ordinary_tokens
+from tests.laws.zoo import MODELS
+from tests.small import small
+
+from .browser import Window, opened
+
+TEXT = "The dogs played in the parks."
+SAID = "the cat ran in a park"
+CLOSE = {"rel": 1.5e-3, "abs": 1e-5}  # what half precision leaves of a number
+EVERY = ["overview", "head", "matrix", "neuron", "generation", "positions", "off", "near"]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A model, what was seen of it, and where its page is."""
+
+    model: LoadedModel
+    seen: Seen
+    address: str
+
+    @property
+    def probabilities(self) -> Tensor:
+        """T x N: how likely each row finds each word."""
+        text = self.seen.text
+        with torch.inference_mode():
+            return self.model.network.readout(self.model.network.states(**text.reading.inputs))[0].softmax(-1)
+
+
+def page_of(folder: Path, name: str, seen: Seen, model: LoadedModel) -> Page:
+    path = folder / f"{name.split(',')[0]}.html"
+    seen.save(path)
+    return Page(model, seen, path.as_uri())
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> dict[str, Page]:
+    """A page of each kind of model."""
+    folder = tmp_path_factory.mktemp("pages")
+    asked: dict[str, dict[str, Any]] = {
+        "bahdanau": {"target": SAID},
+        "transformer": {"beam": 3},
+        "bert": {},
+        "gpt2": {"length": 4},
+        "reformer, several rounds": {},
+        "seq2seq": {"target": SAID},
+    }
+    made = {}
+    for name, options in asked.items():
+        model = small(MODELS[name], generation={"max_length": 7})
+        made[name.split(",")[0]] = page_of(folder, name, model.look(TEXT, **options), model)
+    return made
+
+
+@pytest.fixture
+def window(browser: Any) -> Iterator[Window]:
+    with opened(browser) as made:
+        yield made
+
+
+FITTING = {
+    "bahdanau": [name for name in EVERY if name != "positions"],
+    "transformer": EVERY,
+    "bert": EVERY,
+    "gpt2": EVERY,
+    "reformer": [*EVERY[:6], "buckets", *EVERY[6:]],
+    "seq2seq": ["generation", "near"],
+}
+
+
+@pytest.mark.parametrize("name", FITTING)
+def test_every_view_that_fits_opens_by_its_button_and_all_is_named(pages: dict[str, Page], window: Window, name: str):
+    window.go(pages[name].address)
+    assert window.views == FITTING[name]
+    for view in FITTING[name]:
+        window.click(f"#tab-{view}")
+        assert window.page.locator(f"[data-view='{view}'] *").count() > 5
+        assert window.page.get_attribute(f"#tab-{view}", "aria-current") == "page"
+        assert "could not be shown" not in window.page.text_content("#note")
+        assert window.unnamed() == []
+    window.press("?")
+    assert window.page.locator("dialog[open] dt").count() >= len(FITTING[name])
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer", "bert", "gpt2", "reformer"])
+def test_the_overview_shows_the_entropies(pages: dict[str, Page], window: Window, name: str):
+    page = pages[name]
+    window.go(page.address, view="overview")
+    window.page.wait_for_function("() => [...document.querySelectorAll('.thumb canvas')].every((one) => one.dataset.painted)")
+    found = {(layer, head): value for layer, head, value in window.data(".thumb", "layer", "head", "value")}
+    entropy = {(layer, h): float(value) for layer, heads in page.seen.entropy.items() for h, value in enumerate(heads)}
+    assert found == pytest.approx(entropy, abs=1e-6)
+    shares = page.seen.weights[next(iter(page.seen.weights))][0].double()
+    shares = shares / shares.sum(-1, keepdim=True)
+    bits = float(-(shares * shares.clamp_min(1e-30).log2()).sum(-1).mean())
+    assert found[next(iter(page.seen.weights)), 0] == pytest.approx(bits, abs=1e-4)
+    window.click("#sort-distance")
+    values = [value for (value,) in window.data(".thumb", "value")]
+    assert values == sorted(values)
+    assert values == pytest.approx(sorted(float(x) for heads in page.seen.distance.values() for x in heads), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "head"),
+    [
+        ("bahdanau", "decoder.0.cross", 0), ("transformer", "decoder.1.cross", 2), ("transformer", "decoder.0.self", 1),
+        ("bert", "encoder.1.self", 1), ("gpt2", "decoder.0.self", 2), ("reformer", "decoder.1.self", 0),
+    ],
+)  # fmt: skip
+def test_the_matrix_shows_the_weights_under_the_pointer(
+    pages: dict[str, Page], window: Window, name: str, layer: str, head: int
+):
+    weights = pages[name].seen.weights[layer][head]
+    window.go(pages[name].address, view="matrix", layer=layer, head=head)
+    found = window.hovered("#map", 9, 9)
+    assert len(found) >= 20
+    assert found == {(r, c): pytest.approx(float(weights[r, c]), **CLOSE) for r, c in found}
+    row, column = max(found, key=lambda place: found[place])
+    window.select(view="matrix", layer=layer, head=head, row=row, column=column)
+    listed = window.data("#row-weights li", "column", "value")
+    order = weights[row].argsort(descending=True, stable=True).tolist()
+    assert listed[0][0] == order[0]
+    assert dict(listed) == {c: pytest.approx(float(weights[row, c]), **CLOSE) for c, _ in listed}
+
+
+def test_the_matrix_is_darker_where_the_weight_is_greater(pages: dict[str, Page], window: Window):
+    window.go(pages["transformer"].address, view="matrix", layer="encoder.0.self", head=0)
+    weights = pages["transformer"].seen.weights["encoder.0.self"][0]
+    window.page.locator("#map").scroll_into_view_if_needed()
+    box = window.page.locator("#map").bounding_box()
+    inks: dict[tuple[int, int], int] = {}
+    for step in range(400):
+        x, y = (step % 20 + 0.5) / 20, (step // 20 + 0.5) / 20
+        window.page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"])
+        for row, column in window.data("#value:not([hidden])", "row", "column"):
+            ink = window.page.evaluate(
+                "([x, y]) => { const map = document.querySelector('#map'); const all = map.getContext('2d')"
+                ".getImageData(x * map.width - 4, y * map.height - 4, 9, 9).data; const inks = new Map();"
+                "for (let at = 0; at < all.length; at += 4) { const ink = all[at] + all[at + 1] + all[at + 2];"
+                "inks.set(ink, (inks.get(ink) ?? 0) + 1); } return [...inks].sort((a, b) => b[1] - a[1])[0][0]; }",
+                [x, y],
+            )
+            inks[row, column] = ink
+        if len(inks) >= 12:
+            break
+    darkest = min(inks, key=lambda place: inks[place])
+    lightest = max(inks, key=lambda place: inks[place])
+    assert inks[darkest] < inks[lightest]
+    assert weights[darkest] > weights[lightest]
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer", "bert", "gpt2", "reformer"])
+def test_words_are_what_by_word_says(pages: dict[str, Page], window: Window, name: str):
+    seen = pages[name].seen
+    layer = list(seen.weights)[-1]
+    words = seen.by_word(layer)[0]
+    assert words.shape < seen.weights[layer][0].shape
+    window.go(pages[name].address, view="matrix", layer=layer, head=0).click("#words")
+    assert "words=yes" in window.hash
+    found = window.hovered("#map", 9, 9)
+    assert len(found) >= 15
+    assert found == {(r, c): pytest.approx(float(words[r, c]), rel=2e-3, abs=1e-4) for r, c in found}
+
+
+@pytest.mark.parametrize(
+    ("summary", "expected"),
+    [
+        ("mean", lambda seen: seen.weights["encoder.1.self"].mean(0)),
+        ("maximum", lambda seen: seen.weights["encoder.1.self"].amax(0)),
+        ("rollout", lambda seen: seen.rollout("encoder")),
+        ("norm", lambda seen: seen.norm_weighted("encoder.1.self")[0]),
+    ],
+)
+def test_summaries_are_those_of_python(pages: dict[str, Page], window: Window, summary: str, expected: Any):
+    weights = expected(pages["bert"].seen)
+    window.go(pages["bert"].address, view="matrix", layer="encoder.1.self", summary=summary)
+    found = window.hovered("#map", 8, 8)
+    assert len(found) >= 15
+    assert found == {(r, c): pytest.approx(float(weights[r, c]), rel=2e-3, abs=1e-4) for r, c in found}
+
+
+def test_the_heads_show_numbers_beside_their_keys(pages: dict[str, Page], window: Window):
+    weights = pages["transformer"].seen.weights["decoder.0.cross"]
+    window.go(pages["transformer"].address, view="head", layer="decoder.0.cross")
+    window.click('.unit[data-side="row"][data-unit="2"]')
+    mean = window.data('.unit[data-side="column"]', "unit", "weight")
+    assert dict(mean) == {c: pytest.approx(float(weights[:, 2, c].mean()), **CLOSE) for c in range(weights.shape[2])}
+    first = window.data('.unit[data-side="column"][data-unit="0"] rect[data-head]', "head", "value")
+    assert dict(first) == {h: pytest.approx(float(weights[h, 2, 0]), **CLOSE) for h in range(3)}
+    window.click("#chip-1")
+    assert "heads=0.2" in window.hash
+    mean = window.data('.unit[data-side="column"]', "unit", "weight")
+    two = weights[[0, 2], 2].mean(0)
+    assert dict(mean) == {c: pytest.approx(float(two[c]), **CLOSE) for c in range(len(two))}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "head", "row"),
+    [
+        ("bahdanau", "decoder.0.cross", 0, 3), ("transformer", "decoder.1.cross", 1, 2),
+        ("bert", "encoder.0.self", 2, 4), ("gpt2", "decoder.1.self", 0, 5), ("reformer", "decoder.0.self", 1, 6),
+    ],
+)  # fmt: skip
+def test_a_weight_is_computed_from_its_vectors(
+    pages: dict[str, Page], window: Window, name: str, layer: str, head: int, row: int
+):
+    weights = pages[name].seen.weights[layer][head, row]
+    column = int(weights.argmax())
+    window.go(pages[name].address, view="neuron", layer=layer, head=head, row=row, column=column)
+    keys = window.data("tr[data-key]", "key", "weight", "recorded")
+    assert len(keys) == len(weights)
+    for key, computed, recorded in keys:
+        assert recorded == pytest.approx(float(weights[key]), **CLOSE)
+        assert computed == pytest.approx(float(weights[key]), rel=0.02, abs=2e-3)
+    [(weight, recorded)] = window.data('[data-step="weight"] output', "value", "recorded")
+    assert weight == pytest.approx(float(weights[column]), rel=0.02, abs=2e-3)
+    assert recorded == pytest.approx(float(weights[column]), **CLOSE)
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer", "gpt2", "reformer", "seq2seq"])
+def test_candidates_are_the_likeliest_words(pages: dict[str, Page], window: Window, name: str):
+    page, text = pages[name], pages[name].seen.text
+    likely = page.probabilities
+    following = text.said if text.source else text.said[1:]
+    window.go(page.address, view="generation")
+    for step in (0, 2, len(following) - 1):
+        window.select(view="generation", step=step)
+        best = likely[step].topk(10).values
+        found = window.data(".candidates .bar", "value", "marked")
+        assert [value for value, _ in found[:10]] == pytest.approx(best.tolist(), rel=1e-4, abs=1e-6)
+        [(chosen,)] = window.data(".sum output", "value")
+        assert chosen == pytest.approx(float(likely[step, following[step]]), rel=1e-4, abs=1e-7)
+        assert [value for value, marked in found if marked] == pytest.approx([chosen])
+        for columns in window.page.eval_on_selector_all(".attended:not([hidden])", "(all) => all.map((one) => one.dataset.columns)"):
+            layers = [name for name in page.seen.weights if page.seen.axes(name)[1] == columns and name.startswith("dec")]
+            mean = torch.cat([page.seen.weights[layer][:, step] for layer in layers]).mean(0)
+            shown = window.data(f'.attended[data-columns="{columns}"] [data-token]', "token", "value")
+            assert dict(shown) == {at: pytest.approx(float(value), **CLOSE) for at, value in enumerate(mean)}
+
+
+def test_a_masked_model_is_asked_at_all_tokens(pages: dict[str, Page], window: Window):
+    window.go(pages["bert"].address, view="generation", step=3)
+    best = pages["bert"].probabilities[3].topk(10).values
+    assert [value for (value,) in window.data(".candidates .bar", "value")][:10] == pytest.approx(best.tolist(), rel=1e-4)
+
+
+def test_the_tree_of_the_beam_is_drawn(pages: dict[str, Page], window: Window):
+    seen = pages["transformer"].seen
+    window.go(pages["transformer"].address, view="generation")
+    nodes = window.data(".tree [data-node]", "node", "step", "parent", "value")
+    expected = [[at, node["step"], node["parent"], node["score"]] for at, node in enumerate(seen.text.beams)]
+    assert len(nodes) == len(expected) > 10
+    for found, wanted in zip(nodes, expected):
+        assert found[:3] == wanted[:3]
+        assert found[3] == pytest.approx(wanted[3])
+    said = window.page.eval_on_selector_all(".node.best text", "(all) => all.map((one) => one.textContent)")
+    assert said == seen.target_tokens[: len(said)]
+    assert len(said) >= len(seen.target_tokens) - 1
+
+
+@pytest.mark.parametrize("name", ["transformer", "bert", "gpt2", "reformer"])
+def test_tables_of_positions_are_shown(pages: dict[str, Page], window: Window, name: str):
+    page, text = pages[name], pages[name].seen.text
+    tables = positions(page.model.network, len(text.source) + len(text.said))
+    window.go(page.address, view="positions")
+    assert len(window.data("canvas.table", "table")) == len(tables) > 0
+    for at, place in enumerate(tables):
+        found = window.hovered(f'canvas[data-table="{at}"]', 6, 6)
+        assert len(found) >= 16
+        assert found == {(r, c): pytest.approx(float(place["table"][r, c]), rel=1e-3, abs=1e-4) for r, c in found}
+        if place["kind"] == "table":
+            [(likeness,)] = window.data(f'.position[data-table="{at}"] [data-values]', "values")
+            rows = F.normalize(place["table"], dim=-1)
+            cosines = [float((rows[: len(rows) - d] * rows[d:]).sum(-1).mean()) for d in range(len(rows))]
+            assert [float(part) for part in likeness.split()] == pytest.approx(cosines, abs=2e-3)
+
+
+def test_buckets_are_those_of_the_model(pages: dict[str, Page], window: Window):
+    page = pages["reformer"]
+    layer, head = next(iter(page.seen.buckets)), 1
+    buckets, weights = page.seen.buckets[layer][head], page.seen.weights[layer][head]
+    row = len(buckets) - 2
+    window.go(page.address, view="buckets", layer=layer, head=head, row=row)
+    for round in range(buckets.shape[1]):
+        boxes = window.page.eval_on_selector_all(
+            f'[data-round="{round}"] [data-bucket]',
+            "(all) => all.map((box) => [Number(box.dataset.bucket), [...box.querySelectorAll('[data-token]')].map((one) => Number(one.dataset.token))])",
+        )
+        for bucket, tokens in boxes:
+            assert tokens == (buckets[:, round] == bucket).nonzero().flatten().tolist()
+        assert sum(len(tokens) for _, tokens in boxes) == len(buckets)
+    met = {key: (rounds, weight) for key, rounds, weight in window.data(".met tr[data-key]", "key", "rounds", "weight")}
+    same = (buckets == buckets[row]).sum(-1)
+    expected = [s for s in range(row) if same[s] or weights[row, s] > 0]
+    assert sorted(met) == expected
+    for s, (rounds, weight) in met.items():
+        assert rounds == int(same[s])
+        assert weight == pytest.approx(float(weights[row, s]), **CLOSE)
+    found = window.hovered("canvas.square", 6, 6)
+    assert found == {(r, c): int((buckets[r] == buckets[c]).sum()) if c <= r else 0 for r, c in found}
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer", "gpt2"])
+def test_losses_with_a_head_off_are_those_of_the_changed_model(pages: dict[str, Page], window: Window, name: str):
+    page, text = pages[name], pages[name].seen.text
+    network = page.model.network
+    said = torch.tensor(text.said if text.source else text.said[1:])
+
+    def loss(**off: Any) -> float:
+        with torch.inference_mode():
+            logits = network.readout(network.states(**text.reading.inputs, **off))[0, : len(said)]
+        return float(F.cross_entropy(logits, said))
+
+    window.go(page.address, view="off")
+    assert window.data("p output[data-loss]", "loss")[0] == [pytest.approx(loss(), rel=1e-4)]
+    cells = window.data("[role=gridcell]", "layer", "head", "loss", "value")
+    assert len(cells) == sum(len(heads) for heads in page.seen.weights.values())
+    for layer, head, lost, change in cells[::2]:
+        changed = loss(change=Change({layer: (head,)}))
+        assert lost == pytest.approx(changed, rel=1e-4)
+        assert change == pytest.approx(changed - loss(), abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["transformer", "gpt2", "seq2seq"])
+def test_the_nearest_words_are_nearest_by_cosine(pages: dict[str, Page], window: Window, name: str):
+    page, text = pages[name], pages[name].seen.text
+    side, ids = ("source", text.source) if text.source else ("read", text.read)
+    network = page.model.network
+    table = F.normalize((network.source_embed if side == "source" else network.embed).table.weight.detach(), dim=-1)
+    window.go(page.address, view="near", side=side, token=2)
+    values = [value for (value,) in window.data(".nearest .bar", "value")]
+    cosines = table @ table[ids[2]]
+    cosines[ids[2]] = -2
+    words = ordinary_tokens(page.model.tokenizer)
+    best = sorted((round(float(value), 6) for at, value in enumerate(cosines) if words[at]), reverse=True)[:8]
+    assert values == pytest.approx(best, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def compared(pages: dict[str, Page], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Seen], str, str]:
+    """Two models beside each other, and three in the course of time."""
+    first = pages["transformer"].model
+    second = small(MODELS["rotary"], generation={"max_length": 7})
+    seens = [first.look(TEXT, SAID), second.look(TEXT, SAID), first.look(TEXT, SAID)]
+    folder = tmp_path_factory.mktemp("compared")
+    beside(*seens[:2], labels=["one", "two"]).save(folder / "two.html")
+    beside(*seens, labels=["step 1", "step 2", "step 3"], slider=True).save(folder / "time.html")
+    return seens, (folder / "two.html").as_uri(), (folder / "time.html").as_uri()
+
+
+def test_two_models_are_compared(compared: tuple[list[Seen], str, str], window: Window):
+    (first, second, _), address, _ = compared
+    layer = "decoder.1.cross"
+    window.go(address, view="compare", layer=layer, head=1)
+    assert window.views == [*EVERY[:-1], "compare", "near"]
+    left, right = first.weights[layer][1], second.weights[layer][1]
+    for name, weights in {"left": left, "right": right, "difference": right - left}.items():
+        found = window.hovered(f'canvas[data-map="{name}"]', 7, 7)
+        assert len(found) >= 15
+        assert found == {(r, c): pytest.approx(float(weights[r, c]), rel=2e-3, abs=6e-4) for r, c in found}
+    assert window.data("output[data-moved]", "moved")[0][0] == pytest.approx(
+        float((right - left).abs().sum(-1).mean() / 2), abs=1e-3
+    )
+    assert [value for (value,) in window.data("output[data-entropy]", "entropy")] == pytest.approx(
+        [float(one.entropy[layer][1]) for one in (first, second)], abs=1e-5
+    )
+    assert window.unnamed() == []
+
+
+def test_a_slider_goes_through_the_course_of_time(compared: tuple[list[Seen], str, str], window: Window):
+    seens, _, address = compared
+    layer = "decoder.0.cross"
+    window.go(address, view="compare", layer=layer, head=0)
+    for at, seen in enumerate(seens):
+        found = window.hovered('canvas[data-map="checkpoint"]', 5, 5)
+        assert found == {(r, c): pytest.approx(float(seen.weights[layer][0, r, c]), **CLOSE) for r, c in found}
+        assert window.page.text_content(".player .count") == f"step {at + 1}"
+        window.click(".player [aria-label='Step on']")
+    [(line,)] = window.data("#over-time [data-values]", "values")
+    assert [float(value) for value in line.split()] == pytest.approx([float(seen.entropy[layer][0]) for seen in seens])
+    assert window.unnamed() == []
+
+
+@pytest.mark.parametrize("view", [*EVERY, "buckets"])
+def test_numbers_are_saved_for_numpy_and_drawings_are_drawings(
+    pages: dict[str, Page], window: Window, view: str, tmp_path: Path
+):
+    page, layer = pages["reformer"], "decoder.1.self"
+    window.go(page.address, view=view, layer=layer, head=1, row=3, column=1)
+    window.page.click("#save summary")
+    offered = [kind for kind in ("png", "svg", "npz") if window.page.is_enabled(f"#save-{kind}")]
+    window.page.click("#save summary")
+    assert offered
+    for kind in offered:
+        path = window.saved(kind, tmp_path)
+        if kind == "png":
+            assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        elif kind == "svg":
+            assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+        else:
+            arrays = dict(np.load(path, allow_pickle=False))
+            weights = page.seen.weights[layer][1].numpy()
+            if view == "matrix":
+                np.testing.assert_allclose(arrays["weights"], weights, rtol=1e-3, atol=1e-6)
+                assert arrays["rows"].tolist() == page.seen.target_tokens
+            elif view == "head":
+                np.testing.assert_allclose(arrays["head-2"], weights, rtol=1e-3, atol=1e-6)
+            elif view == "neuron":
+                np.testing.assert_allclose(arrays["recorded"], weights[3], rtol=1e-3, atol=1e-6)
+                assert arrays["keys"].tolist() == page.seen.target_tokens
+            elif view == "overview":
+                np.testing.assert_allclose(arrays[f"{layer}.entropy"], page.seen.entropy[layer], rtol=1e-5)
+            elif view == "buckets":
+                np.testing.assert_array_equal(arrays["buckets"], page.seen.buckets["decoder.1.self"][1])
+            else:
+                assert arrays
+
+
+def test_a_link_restores_the_view(pages: dict[str, Page], browser: Any):
+    with opened(browser, pages["transformer"].address) as window:
+        window.click("#tab-matrix").press("]", "]", ".", "w")
+        window.page.focus("#map")
+        window.press("ArrowDown", "ArrowDown", "ArrowRight", "+", "+")
+        window.page.wait_for_function("() => location.hash.includes('zoom')")
+        address, listed = window.page.url, window.data("#row-weights li", "row", "column", "value")
+        picture = window.page.evaluate("document.querySelector('#map').toDataURL()")
+        assert "layer=" in address
+        assert "row=" in address
+    with opened(browser, address) as again:
+        assert again.page.url == address
+        assert again.data("#row-weights li", "row", "column", "value") == listed
+        again.page.focus("#map")
+        assert again.settled().page.evaluate("document.querySelector('#map').toDataURL()") == picture
+
+
+KEYS = {
+    "overview": "o", "head": "h", "matrix": "m", "neuron": "n", "generation": "g", "positions": "p", "buckets": "b",
+    "off": "x", "near": "e", "compare": "c",
+}  # fmt: skip
+
+
+def tabbed_into_view(window: Window) -> list[str]:
+    """Go by Tab from the beginning of the page to the view's first place, and name every place on the way."""
+    window.page.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0); }")
+    window.page.keyboard.press("Escape")
+    passed = []
+    for _ in range(80):
+        window.page.keyboard.press("Tab")
+        place = window.page.evaluate(
+            "() => { const one = document.activeElement; return [Boolean(one.closest('#view')), one.id || one.className,"
+            " getComputedStyle(one).outlineStyle !== 'none' || getComputedStyle(one).boxShadow !== 'none'"
+            " || one.matches(':focus-visible')]; }"
+        )
+        assert place[2], f"the focus cannot be seen at {place[1]}"
+        if place[0]:
+            return passed
+        passed.append(place[1])
+    raise AssertionError(f"Tab never came into the view: {passed}")
+
+
+@pytest.mark.parametrize("view", KEYS)
+def test_a_keyboard_alone_reaches_and_works_every_view(
+    pages: dict[str, Page], compared: tuple[list[Seen], str, str], window: Window, view: str
+):
+    window.go(compared[1] if view == "compare" else pages["reformer"].address)
+    window.press(KEYS[view])
+    assert window.page.locator(f"[data-view='{view}']").count() == 1
+    passed = tabbed_into_view(window)
+    assert {"tab-overview", "layer", "head"} <= set(passed)
+    told = {window.said}
+    for _ in range(12):  # the first place may be a button; places that arrows move over follow
+        for key in ("ArrowRight", "ArrowDown"):
+            window.press(key)
+            told.add(window.said)
+        if len(told) > 2:
+            return
+        window.page.keyboard.press("Tab")
+    raise AssertionError(f"arrow keys tell nothing in {view}: {told}")
+
+
+def test_buttons_of_the_shell_work_by_keyboard(pages: dict[str, Page], window: Window):
+    window.go(pages["transformer"].address)
+    window.page.focus("#tab-matrix")
+    window.press("Enter")
+    assert window.page.locator("[data-view='matrix']").count() == 1
+    before = window.hash
+    window.press("]")
+    assert window.hash != before
+    window.page.focus("#save summary")
+    window.press("Enter")
+    assert window.page.is_visible("#save-npz")
+    window.press("?")
+    assert window.page.is_visible("dialog[open]")
+    window.press("Escape")
+    assert not window.page.is_visible("dialog[open]")
+
+
+def luminance(window: Window, of: str) -> float:
+    painted = window.page.evaluate(
+        "(of) => { const one = document.createElement('canvas').getContext('2d');"
+        " one.fillStyle = getComputedStyle(document.body)[of]; one.fillRect(0, 0, 1, 1);"
+        " return [...one.getImageData(0, 0, 1, 1).data]; }",
+        of,
+    )
+    parts = [value / 255 for value in painted[:3]]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_dark_where_the_system_is(pages: dict[str, Page], browser: Any, scheme: str):
+    with opened(browser, pages["bert"].address, options={"color_scheme": scheme}) as window:
+        paper, ink = (luminance(window, of) for of in ("backgroundColor", "color"))
+        assert (paper < ink) == (scheme == "dark")
+        assert (max(paper, ink) + 0.05) / (min(paper, ink) + 0.05) > 7
+        for view in window.views:
+            window.click(f"#tab-{view}")
+        other = {"light": "dark", "dark": "light"}[scheme]
+        window.page.select_option("#theme", other)
+        assert (luminance(window.settled(), "backgroundColor") < 0.5) == (other == "dark")
+
+
+def test_a_narrow_page_does_not_scroll_sideways(pages: dict[str, Page], browser: Any):
+    with opened(browser, pages["transformer"].address) as window:
+        window.page.set_viewport_size({"width": 420, "height": 800})
+        for view in window.views:
+            window.click(f"#tab-{view}")
+            wide = window.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert wide <= 1, view
+
+
+def test_sixteen_thousand_tokens_open_as_tiles_and_their_weightiest_keys(browser: Any, tmp_path: Path):
+    description = zoo.reformer(width=8, depth=1, heads=1, inner=8, attention=("lsh",), rounds=1, dropout=0.0)
+    model = small(description)
+    text = " ".join(["the cat sat on a mat and a dog ran in the park"] * 1400)
+    tokens = model.tokenizer.encode(text)
+    seen = model.look(model.tokenizer.decode(tokens[:16_383]))
+    page = page_of(tmp_path, "long", seen, model)
+    [layer] = seen.layers
+    assert len(seen.target_tokens) >= 16_000
+    assert seen.layers[layer].weights is None
+    tiles, row = seen.layers[layer].tiles[0], 9_000
+    exact = seen.rows(layer, 0, row, row + 1)[0]
+    with opened(browser, page.address, view="matrix", layer=layer, row=row) as window:
+        listed = window.data("#row-weights li", "column", "value")
+        assert listed[0][1] == pytest.approx(float(exact.max()), **CLOSE)
+        assert dict(listed) == {c: pytest.approx(float(exact[c]), **CLOSE) for c, _ in listed}
+        found = window.hovered("#map", 6, 6)
+        assert len(found) >= 10
+        size, length = tiles.shape[0], len(seen.target_tokens)
+        for (r, c), value in found.items():
+            tile = float(tiles[r * size // length, c * size // length])
+            weight = float(seen.rows(layer, 0, r, r + 1)[0, c])
+            assert value == pytest.approx(tile, **CLOSE) or value == pytest.approx(weight, **CLOSE)
+            assert value >= weight * 0.999 - 1e-5
+        for view in window.views:
+            window.click(f"#tab-{view}")
+            assert "could not be shown" not in window.page.text_content("#note")

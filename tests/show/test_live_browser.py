@@ -1,0 +1,124 @@
+"""The page that a real process serves, used in a real browser: another text, heads switched off, exact weights."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.api import LoadedModel, load
+from tests.laws.zoo import MODELS
+from tests.learn.runs import Life
+from tests.small import kept, small
+
+from .browser import opened
+
+TEXT = "The cat sat on the mat."
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = small(MODELS["transformer"], generation={"max_length": 7})
+    return kept(tmp_path_factory.mktemp("live") / "model", model)
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> LoadedModel:
+    return load(folder, device="cpu")
+
+
+@pytest.fixture
+def address(folder: Path) -> Iterator[str]:
+    life = Life(["show", str(folder), TEXT, "--no-browser", "--device", "cpu"])
+    said = b""
+    while not said.endswith(b"\n"):
+        more = os.read(life.readers[0].fileno(), 1 << 16)
+        assert more, "it ended without a word"
+        said += more
+    yield re.search(r"http://\S+", said.decode()).group()
+    life.send_signal(signal.SIGINT)
+    assert life.wait(60)
+    assert (life.returncode, os.read(life.readers[1].fileno(), 1 << 16)) == (130, b"")
+
+
+def test_another_text_is_typed_in(address: str, model: LoadedModel, browser: Any):
+    with opened(browser, address, online=True, view="matrix", layer="decoder.0.cross", head=1) as window:
+        assert window.unnamed() == []
+        window.page.fill("#ask-text", "A dog ran in the park")
+        window.page.fill("#ask-target", "the cat played")
+        window.page.press("#ask-target", "Enter")
+        window.page.wait_for_function("() => document.querySelector('#texts').innerText.includes('played')")
+        weights = model.look("A dog ran in the park", "the cat played").weights["decoder.0.cross"][1]
+        found = window.settled().hovered("#map", 8, 8)
+        assert len(found) >= 12
+        assert found == {(r, c): pytest.approx(float(weights[r, c]), rel=1.5e-3, abs=1e-5) for r, c in found}
+        for view in window.views:
+            window.click(f"#tab-{view}")
+            assert "could not be shown" not in window.page.text_content("#note")
+        window.page.reload()
+        assert "played" in window.ready().page.inner_text("#texts")
+
+
+def test_a_text_that_is_refused_is_said(folder: Path, address: str, browser: Any):
+    with opened(browser, address, online=True) as window:
+        window.page.evaluate("() => { document.querySelector('#ask-text').value = 'the cat'; }")
+        window.page.fill("#ask-text", "the dog " * 40_000)
+        window.page.press("#ask-text", "Enter")
+        window.page.wait_for_function("() => document.querySelector('#note').textContent.includes('could not')")
+        assert window.page.is_enabled("#ask button")
+        window.troubles[:] = [trouble for trouble in window.troubles if "400" not in trouble and "413" not in trouble]
+
+
+def test_heads_are_switched_off_together(address: str, model: LoadedModel, browser: Any):
+    from regard.show.off import without
+
+    heads = [("decoder.0.cross", 1), ("encoder.1.self", 0)]
+    text = model.look(TEXT).text
+    expected = without(model.network, text.tokenizers, text.reading.inputs, text.said, heads)
+    with opened(browser, address, online=True, view="off") as window:
+        for layer, head in heads:
+            window.page.check(f'tr[data-layer="{layer}"][data-head="{head}"] input[type="checkbox"]')
+        window.page.wait_for_function("() => document.querySelector('#off-answer h3').textContent.startsWith('2 heads')")
+        window.page.wait_for_selector("#off-answer output")
+        assert window.data("#off-answer output", "loss")[0][0] == pytest.approx(expected["loss"], rel=1e-5)
+        assert window.page.text_content("#off-said").split() == expected["said"].split()
+        rows = [row for (row,) in window.data("#off-answer tr[data-row]", "row")]
+        assert rows == [row for row, _, _ in expected["changed"]]
+        ticked = window.hash
+    with opened(browser, address + ticked, online=True) as window:  # the link restores what was ticked
+        window.page.wait_for_selector("#off-answer output")
+        assert window.data("#off-answer output", "loss")[0][0] == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_a_long_text_asks_for_its_exact_weights(tmp_path: Path, browser: Any):
+    from regard.models import zoo
+
+    description = zoo.gpt2(width=8, depth=1, heads=2, inner=8, longest=8192, dropout=0.0)
+    model = small(description)
+    folder = kept(tmp_path / "long", model)
+    text = " ".join(["the cat sat on a mat and a dog ran in the park"] * 330)
+    life = Life(["show", str(folder), text, "--no-browser", "--device", "cpu"])
+    try:
+        said = os.read(life.readers[0].fileno(), 1 << 16).decode()
+        seen = load(folder, device="cpu").look(text)
+        [layer] = seen.layers
+        assert seen.layers[layer].weights is None
+        row = 2_500
+        exact = seen.rows(layer, 1, row, row + 1)[0]
+        with opened(browser, re.search(r"http://\S+", said).group(), online=True, view="matrix", head=1, row=row) as window:
+            window.page.wait_for_selector("#row-weights li")
+            listed = window.data("#row-weights li", "column", "value")
+            assert len(listed) >= 10
+            assert dict(listed) == {c: pytest.approx(float(exact[c]), rel=1.5e-3, abs=1e-5) for c, _ in listed}
+            with window.page.expect_response(lambda answer: "/weights" in answer.url) as asked:
+                for _ in range(12):
+                    window.click("[aria-label='larger (+)']")
+            assert asked.value.status == 200
+    finally:
+        life.send_signal(signal.SIGTERM)
+        assert life.wait(60)
