@@ -198,5 +198,7 @@ def test_a_notebook_shows_the_page_in_a_frame_of_its_own():
 
 
 def test_a_model_in_a_line():
-    assert about(MODELS["transformer"].build(100)) == "Encoder-decoder, 2+2 layers, width 16, 2 heads, 18 K parameters"
+    assert about(MODELS["transformer"].build(100)) == "Encoder-decoder, 2+2 layers, width 16, 2 heads, 17 K parameters"
     assert about(MODELS["lstm-lm"].build(100)).startswith("Decoder, 2 layers, width 16, ")
+    with torch.device("meta"):
+        assert about(zoo.bert(64, 1, 1).build(900)) == "Encoder, 1 layer, width 64, 1 head, 145 K parameters"

@@ -104,6 +104,14 @@ class Gaps:
         return Tokenizer.from_json(json.dumps(plain), self.tokenizer.roles)
 
 
+def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A text as tokens, its masks among them."""
+    if not any(mask in text for mask in _MASKS):
+        return tokenizer.encode(text)
+    gaps = Gaps.of(tokenizer, [tokenizer.mask])
+    return gaps.encode(*gaps.cut(text))
+
+
 @torch.inference_mode()
 def fill_masks(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], *, top: int, progress: Progress = lambda done: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -60,12 +61,20 @@ class Live(ThreadingHTTPServer):
         self.shown = shown
         self.payload = packed(shown.looks, slider=shown.slider, live=self.place)
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Who goes away before the answer is there needs none; anything else is said."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def weights(self, wanted: Mapping[str, str]) -> Tensor:
         """The greatest weight in each tile of a part of a head's matrix; the weights themselves where they are few."""
         seen = self.look_asked(wanted)
-        name, head = wanted.get("layer", ""), _number(wanted, "head", 1 << 16)
-        columns, size = _span(wanted, "columns"), max(1, _number(wanted, "size", _MOST_TILES + 1))
-        first, last = _span(wanted, "rows")
+        name = wanted.get("layer", "")
+        if name not in seen.layers:
+            raise InputError(f"no layer is named {name!r}. Known: {', '.join(seen.layers)}.")
+        shape = seen.layers[name].shape
+        head, size = _number(wanted, "head", shape.heads), max(1, _number(wanted, "size", _MOST_TILES + 1))
+        (first, last), columns = _span(wanted, "rows", shape.queries), _span(wanted, "columns", shape.keys)
         step = -(-(last - first) // size)
         found = [
             tiled(seen.rows(name, head, at, min(at + step, last))[:, slice(*columns)], 1, size)
@@ -190,13 +199,13 @@ def _number(wanted: Mapping[str, Any], name: str, below: int) -> int:
     return number
 
 
-def _span(wanted: Mapping[str, str], name: str) -> tuple[int, int]:
+def _span(wanted: Mapping[str, str], name: str, length: int) -> tuple[int, int]:
     try:
         first, last = map(int, wanted.get(name, "").split(":"))
     except ValueError:
         first, last = 0, -1
-    if not 0 <= first <= last:
-        raise InputError(f"{name} must be two numbers, like 0:256.")
+    if not 0 <= first <= last <= length:
+        raise InputError(f"{name} must be two numbers up to {length:,}, like 0:{length}.")
     return first, last
 
 

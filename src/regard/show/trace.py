@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.decode.alignment import links, moses
+from regard.decode.fill import encode_masked
 from regard.decode.frames import as_read, row_of
 from regard.errors import InputError
 from regard.models.model import Network
@@ -277,7 +278,8 @@ def read_once(
     inputs: dict[str, Any] = {}
     if network.encoder is None or network.decoder is None:
         joined = text + target if isinstance(target, str) and network.encoder is None else text
-        ids = [*row_of(network, tokenizer, tokenizer.encode(joined))]
+        masked = network.decoder is None and network.description.readout.says == "words"
+        ids = [*row_of(network, tokenizer, encode_masked(tokenizer, text) if masked else tokenizer.encode(joined))]
         if network.encoder is None and target is not None and not isinstance(target, str):
             ids += target
         source, said = ([], ids) if network.encoder is None else (ids, [])

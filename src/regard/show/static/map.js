@@ -18,7 +18,8 @@ export class WeightMap {
   // Room for labels, and the size of the whole inside what there is; measure: any 2d context.
   size(measure, room, tallest) {
     measure.font = "13px system-ui, sans-serif";
-    const widest = (texts) => Math.ceil(texts.slice(0, 600).reduce((most, text) => Math.max(most, measure.measureText(label(text)).width), 24)) + 14;
+    const widest = (texts) => Math.ceil([...texts.slice(0, 600).map((text) => label(text)), texts.length.toLocaleString("en")]
+      .reduce((most, text) => Math.max(most, measure.measureText(text).width), 24)) + 14;
     [this.left, this.above] = [widest(this.rows), widest(this.columns)];
     const {tall, wide} = this.tiles;
     const [across, down] = [room - this.left - margin, tallest - this.above - margin];
@@ -158,7 +159,7 @@ export class WeightMap {
         const named = step <= 8 || marked.includes(unit);
         context.font = `${unit === special[0] ? 600 : 400} ${size}px system-ui, sans-serif`;
         context.fillStyle = marked.includes(unit) ? mark : named ? ink : quiet;
-        put(named ? label(texts[unit]) : (unit + 1).toLocaleString("en"), unit);
+        put(named ? label(texts[unit]) : unit.toLocaleString("en"), unit);
       }
     };
     context.textBaseline = "middle";
