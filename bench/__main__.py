@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -22,6 +23,8 @@ _JOEY = "pip install --no-deps -r bench/joey.txt"
 REMEDIES = {
     "transformers": "pip install -e '.[bench]'",
     **dict.fromkeys(("reformer_pytorch", "local_attention"), "pip install --no-deps -r bench/reformer.txt"),
+    **dict.fromkeys(("bertviz", "IPython"), "pip install --no-deps -r bench/bertviz.txt"),
+    "playwright": "pip install playwright",
     **dict.fromkeys(("joeynmt", "importlib_metadata", "zipp", "sentencepiece", "subword_nmt"), _JOEY),
 }
 """What is missing, and what installs it."""
@@ -161,6 +164,23 @@ def duplication_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str
     return f"Duplication, {task.length} tokens", duplication.table(found), duplication.facts(task)
 
 
+def page_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """The attention page: title, table, facts."""
+    from bench import bertviz
+
+    cases = [bertviz.Case(chosen.layers, chosen.heads, tokens, chosen.seed) for tokens in chosen.tokens]
+    table, frames = bertviz.measure(cases, chosen.long, chosen.rounds, chosen.limit, chosen.libraries)
+    facts = {
+        "measured": f"in one Chromium, in turns, medians of {chosen.rounds} rounds: from the navigation to the end of "
+        f"the first frame with the view in it; from a move of the mouse to the end of the frame that answers it, median "
+        f"of {bertviz.HOVERS}. The file of regard is all of it; BertViz also loads d3, jQuery and RequireJS, here from "
+        "a folder",
+        "panning": f"one head of {chosen.long:,} tokens, dragged and zoomed {2 * bertviz.PANS} times: "
+        f"{statistics.median(frames):.0f} frames a second (regard)",
+    }
+    return "The attention page", table, facts
+
+
 def report(title: str, table: str, facts: dict[str, str], chosen: argparse.Namespace, threads: int) -> None:
     """Print the row, and keep it if asked to."""
     from bench.results import RESULTS, replace_section, section, surroundings
@@ -192,7 +212,7 @@ def in_words(network: Network) -> str:
 
 def command(words: list[str]) -> str:
     """What was typed, folders by their last name only."""
-    folder = re.compile(r"(--data|--model|--keep|--plot)[ =](\S+)")
+    folder = re.compile(r"(--data|--model|--keep|--plot|--libraries)[ =](\S+)")
     return (
         f"`python -m bench {folder.sub(lambda found: f'{found[1]} {Path(found[2]).resolve().name}', ' '.join(words))}`"
     )
@@ -225,7 +245,23 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
     add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
     add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
+    add_page(rows.add_parser("page", help="opening and pointing at the attention page, against BertViz's head view"))
     return parser
+
+
+def add_page(row: argparse.ArgumentParser) -> None:
+    """The options of the row on the attention page."""
+    row.set_defaults(run=page_row, peers=("bertviz", "playwright"))
+    row.add_argument("--libraries", type=Path, default=Path(), help="folder of npm's d3, jquery and requirejs")
+    row.add_argument("--layers", type=int, default=12)
+    row.add_argument("--heads", type=int, default=12)
+    row.add_argument("--tokens", type=size_list, default=[128, 512], help="128,512")
+    row.add_argument("--long", type=int, default=4096, help="tokens of the one head that is moved about")
+    row.add_argument("--rounds", type=int, default=5, help="how often all are opened")
+    row.add_argument("--limit", type=float, default=120.0, help="seconds that a page may take")
+    row.add_argument("--seed", type=int, default=1)
+    row.add_argument("--threads", type=int)
+    row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 
 
 def add_duplication(row: argparse.ArgumentParser) -> None:

@@ -39,12 +39,14 @@ def test_the_python_of_the_readme_and_the_tutorial_runs(tmp_path: Path, monkeypa
     recipe = write_recipe(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert regard("train", recipe, "--out", tmp_path / "runs" / "dates", "--set", "train.steps=7")[0] == 0
-    for path in (ROOT / "README.md", ROOT / "docs" / "tutorial.md", ROOT / "docs" / "alignment.md"):
+    pages = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("tutorial.md", "alignment.md", "seeing.md"))]
+    for path in pages:
         for block in blocks(path, "python"):
             # The run above stands for the built-in recipe, which takes minutes.
             short = block.replace('regard.train("dates", out="runs/dates")', 'regard.load("runs/dates")')
             exec(compile(short, path.name, "exec"), {})
     assert (tmp_path / "page.html").exists()
+    assert (tmp_path / "time.html").exists()
 
 
 def test_the_python_of_the_page_on_long_texts_runs(

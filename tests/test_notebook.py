@@ -30,7 +30,9 @@ def test_the_notebook_runs(tmp_path: Path):
     text = NOTEBOOK.read_text().replace("STEPS = 300", "STEPS = 6").replace("model.width=64", "model.width=16")
     notebook: Any = nbformat.reads(text.replace("train.batch_tokens=1024", "train.batch_tokens=256"), as_version=4)
     nbformat.validate(notebook)
-    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
+    ).execute()
     results = {
         "".join(cell.source): output.data
         for cell in notebook.cells

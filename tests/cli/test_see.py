@@ -33,7 +33,9 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models of other kinds, not learnt."""
     folder = tmp_path_factory.mktemp("others")
     names = {"bahdanau": "bahdanau", "gpt2": "gpt2", "bert": "bert", "seq2seq": "seq2seq"}
-    return {name: kept(folder / name, small(MODELS[kind], generation={"max_length": 7})) for name, kind in names.items()}
+    return {
+        name: kept(folder / name, small(MODELS[kind], generation={"max_length": 7})) for name, kind in names.items()
+    }
 
 
 def payload(path: Path) -> dict[str, Any]:
@@ -72,7 +74,9 @@ def test_a_beam_brings_its_tree(run: Path, tmp_path: Path):
 
 
 def test_another_model_stands_beside(run: Path, others: dict[str, Path], tmp_path: Path):
-    page = shown(tmp_path, run, "the cat", "--target", "a", "--against", others["bahdanau"], "--against", others["seq2seq"])
+    page = shown(
+        tmp_path, run, "the cat", "--target", "a", "--against", others["bahdanau"], "--against", others["seq2seq"]
+    )
     assert page["slider"] is False
     assert [look["label"] for look in page["looks"]] == [str(run), str(others["bahdanau"]), str(others["seq2seq"])]
     assert [bool(look["layers"]) for look in page["looks"]] == [True, True, False]
@@ -102,7 +106,7 @@ def test_a_model_without_attention_says_so(others: dict[str, Path], tmp_path: Pa
 
 def test_the_text_may_come_from_standard_input(others: dict[str, Path], tmp_path: Path):
     command = [sys.executable, "-m", "regard", "show", others["bert"], "-", "--out", tmp_path / "page.html"]
-    done = subprocess.run([*map(str, command)], input="the cat\nsat".encode(), capture_output=True, env=ENVIRONMENT)
+    done = subprocess.run([*map(str, command)], input=b"the cat\nsat", capture_output=True, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, b"")
     assert payload(tmp_path / "page.html")["looks"][0]["sides"]["source"]["word_texts"][1:-1] == ["the", "cat", "sat"]
     done = subprocess.run([*map(str, command)], input=b"\xff\xfe\x00", capture_output=True, env=ENVIRONMENT)
@@ -161,7 +165,9 @@ def test_a_page_is_served_until_it_is_told_to_stop(run: Path, number: signal.Sig
     life = Life(["show", str(run), "abc", "--no-browser"])
     try:
         said = line_of(life)
-        address = re.fullmatch(r"The page is at (http://127\.0\.0\.1:\d+/[\w-]{20,}/) \(Ctrl-C ends it\)\.\n", said).group(1)
+        address = re.fullmatch(
+            r"The page is at (http://127\.0\.0\.1:\d+/[\w-]{20,}/) \(Ctrl-C ends it\)\.\n", said
+        ).group(1)
         with urlopen(address, timeout=60) as answer:
             assert '"live":"/' in answer.read().decode()
         life.send_signal(number)

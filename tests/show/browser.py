@@ -1,4 +1,4 @@
-"""A real browser for the tests of the page: it may load nothing but its file, and whatever it complains of is a failure."""
+"""A real browser for the tests of the page: it loads nothing but its file, and what it complains of is a failure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ VIEWS = ("overview", "head", "matrix", "neuron", "generation", "positions", "buc
 SIZE = {"width": 1280, "height": 900}
 WITH_NAMES = {
     "button", "checkbox", "combobox", "textbox", "slider", "gridcell", "option", "treeitem", "image", "img", "link",
-    "listbox", "grid", "tree", "dialog", "figure",
-} - {"figure"}  # fmt: skip
+    "listbox", "grid", "tree", "dialog",
+}  # fmt: skip
 
 _SETTLED = """() => new Promise((done) => {
   let [last, same] = ["", 0];
@@ -154,7 +154,7 @@ class Window:
 
 
 @contextmanager
-def opened(browser: Any, address: str = "", *, online: bool = False, options: dict[str, Any] | None = None, **selected):  # noqa: ANN201
+def opened(browser: Any, address: str = "", *, online: bool = False, options: dict[str, Any] | None = None, **selected):
     """A window without a network; what it complains of fails the test."""
     context = browser.new_context(viewport=SIZE, offline=not online, accept_downloads=True, **(options or {}))
     if not online:

@@ -25,6 +25,8 @@ from tests.small import small
 
 from .browser import Window, opened
 
+pytestmark = pytest.mark.usefixtures("browser")  # where there is none, nothing is made
+
 TEXT = "The dogs played in the parks."
 SAID = "the cat ran in a park"
 CLOSE = {"rel": 1.5e-3, "abs": 1e-5}  # what half precision leaves of a number
@@ -54,7 +56,7 @@ def page_of(folder: Path, name: str, seen: Seen, model: LoadedModel) -> Page:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory, browser: Any) -> dict[str, Page]:
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
     """A page of each kind of model."""
     folder = tmp_path_factory.mktemp("pages")
     asked: dict[str, dict[str, Any]] = {
@@ -109,7 +111,9 @@ def test_the_overview_shows_the_entropies(pages: dict[str, Page], window: Window
     window.page.locator(".thumb").last.scroll_into_view_if_needed()  # thumbnails are painted when they come into sight
     window.page.wait_for_selector(".thumb:last-child canvas[data-painted]")
     window.page.locator(".thumb").first.scroll_into_view_if_needed()
-    window.page.wait_for_function("() => [...document.querySelectorAll('.thumb canvas')].every((one) => one.dataset.painted)")
+    window.page.wait_for_function(
+        "() => [...document.querySelectorAll('.thumb canvas')].every((one) => one.dataset.painted)"
+    )
     found = {(layer, head): value for layer, head, value in window.data(".thumb", "layer", "head", "value")}
     entropy = {(layer, h): float(value) for layer, heads in page.seen.entropy.items() for h, value in enumerate(heads)}
     assert found == pytest.approx(entropy, abs=1e-6)
@@ -254,8 +258,12 @@ def test_candidates_are_the_likeliest_words(pages: dict[str, Page], window: Wind
         [(chosen,)] = window.data(".sum output", "value")
         assert chosen == pytest.approx(float(likely[step, following[step]]), rel=1e-4, abs=1e-7)
         assert [value for value, marked in found if marked] == pytest.approx([chosen])
-        for columns in window.page.eval_on_selector_all(".attended:not([hidden])", "(all) => all.map((one) => one.dataset.columns)"):
-            layers = [name for name in page.seen.weights if page.seen.axes(name)[1] == columns and name.startswith("dec")]
+        for columns in window.page.eval_on_selector_all(
+            ".attended:not([hidden])", "(all) => all.map((one) => one.dataset.columns)"
+        ):
+            layers = [
+                name for name in page.seen.weights if page.seen.axes(name)[1] == columns and name.startswith("dec")
+            ]
             mean = torch.cat([page.seen.weights[layer][:, step] for layer in layers]).mean(0)
             shown = window.data(f'.attended[data-columns="{columns}"] [data-token]', "token", "value")
             assert dict(shown) == {at: pytest.approx(float(value), **CLOSE) for at, value in enumerate(mean)}
@@ -264,7 +272,9 @@ def test_candidates_are_the_likeliest_words(pages: dict[str, Page], window: Wind
 def test_a_masked_model_is_asked_at_all_tokens(pages: dict[str, Page], window: Window):
     window.go(pages["bert"].address, view="generation", step=3)
     best = pages["bert"].probabilities[3].topk(10).values
-    assert [value for (value,) in window.data(".candidates .bar", "value")][:10] == pytest.approx(best.tolist(), rel=1e-4)
+    assert [value for (value,) in window.data(".candidates .bar", "value")][:10] == pytest.approx(
+        best.tolist(), rel=1e-4
+    )
 
 
 def test_the_tree_of_the_beam_is_drawn(pages: dict[str, Page], window: Window):
@@ -447,7 +457,9 @@ def test_a_link_restores_the_view(pages: dict[str, Page], browser: Any):
         window.page.wait_for_function("() => location.hash.includes('zoom')")
         address, listed = window.page.url, window.data("#row-weights li", "row", "column", "value")
         under = window.hovered("#map", 3, 3)
-        assert {"view", "layer", "head", "row", "column", "words"} <= {part.split("=")[0] for part in address.split("#")[1].split("&")}
+        assert {"view", "layer", "head", "row", "column", "words"} <= {
+            part.split("=")[0] for part in address.split("#")[1].split("&")
+        }
     with opened(browser, address) as again:
         assert again.page.url == address
         assert again.data("#row-weights li", "row", "column", "value") == listed

@@ -40,7 +40,9 @@ class Asking:
         connection = http.client.HTTPConnection("127.0.0.1", self.live.server_port, timeout=60)
         sent = raw if raw is not None else None if body is None else json.dumps(body).encode()
         path = f"{self.live.place if place is None else place}/{what}"
-        connection.request("GET" if sent is None else "POST", path, sent, {k.replace("_", "-"): v for k, v in headers.items()})
+        connection.request(
+            "GET" if sent is None else "POST", path, sent, {k.replace("_", "-"): v for k, v in headers.items()}
+        )
         answer = connection.getresponse()
         found = answer.status, answer.read(), answer.headers
         connection.close()
@@ -111,7 +113,7 @@ def test_nothing_is_told_to_who_does_not_know_the_secret(ask: Asking, place: str
         assert ask.live.place.encode() not in said
 
 
-def test_two_servers_have_two_secrets(ask: Asking, models: list[Any]):
+def test_two_servers_have_two_secrets(ask: Asking):
     with Live(ask.live.shown, ask.live.again) as other:
         assert other.place != ask.live.place
         assert other.server_port != ask.live.server_port
@@ -230,14 +232,17 @@ def test_any_text_is_looked_at_or_refused_in_a_line(ask: Asking, text: str):
 def test_a_request_that_is_too_long_is_not_read(ask: Asking):
     for length in (str(1 << 40), "-1", "x", "1e3"):
         with socket.create_connection(("127.0.0.1", ask.live.server_port), timeout=60) as client:
-            head = f"POST {ask.live.place}/look HTTP/1.1\r\nHost: {ask.live.names[0]}\r\nContent-Length: {length}\r\n\r\n"
+            head = (
+                f"POST {ask.live.place}/look HTTP/1.1\r\nHost: {ask.live.names[0]}\r\nContent-Length: {length}\r\n\r\n"
+            )
             client.sendall(head.encode())
             assert client.makefile("rb").readline().split()[1] == b"413"
     assert ask()[0] == 200
 
 
 @pytest.mark.parametrize(
-    "sent", [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"BREW /x HTTP/1.1\r\n\r\n"]
+    "sent",
+    [b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01", b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"BREW /x HTTP/1.1\r\n\r\n"],
 )
 def test_what_is_no_request_does_no_harm(ask: Asking, sent: bytes):
     with socket.create_connection(("127.0.0.1", ask.live.server_port), timeout=60) as client:
@@ -261,7 +266,13 @@ def test_several_ask_at_once(ask: Asking):
     found: list[Any] = [None] * 6
 
     def weights(head: int) -> None:
-        asked = {"layer": LAYER, "head": head % shape[0], "rows": f"0:{shape[1]}", "columns": f"0:{shape[2]}", "size": 64}
+        asked = {
+            "layer": LAYER,
+            "head": head % shape[0],
+            "rows": f"0:{shape[1]}",
+            "columns": f"0:{shape[2]}",
+            "size": 64,
+        }
         found[head] = ask.weights(**asked)
 
     threads = [Thread(target=weights, args=(head,)) for head in range(6)]

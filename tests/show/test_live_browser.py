@@ -64,9 +64,8 @@ def test_another_text_is_typed_in(address: str, model: LoadedModel, browser: Any
         assert "played" in window.ready().page.inner_text("#texts")
 
 
-def test_a_text_that_is_refused_is_said(folder: Path, address: str, browser: Any):
+def test_a_text_that_is_refused_is_said(address: str, browser: Any):
     with opened(browser, address, online=True) as window:
-        window.page.evaluate("() => { document.querySelector('#ask-text').value = 'the cat'; }")
         window.page.fill("#ask-text", "the dog " * 40_000)
         window.page.press("#ask-text", "Enter")
         window.page.wait_for_function("() => document.querySelector('#note').textContent.includes('could not')")
@@ -83,7 +82,9 @@ def test_heads_are_switched_off_together(address: str, model: LoadedModel, brows
     with opened(browser, address, online=True, view="off") as window:
         for layer, head in heads:
             window.page.check(f'tr[data-layer="{layer}"][data-head="{head}"] input[type="checkbox"]')
-        window.page.wait_for_function("() => document.querySelector('#off-answer h3').textContent.startsWith('2 heads')")
+        window.page.wait_for_function(
+            "() => document.querySelector('#off-answer h3').textContent.startsWith('2 heads')"
+        )
         window.page.wait_for_selector("#off-answer output")
         assert window.data("#off-answer output", "loss")[0][0] == pytest.approx(expected["loss"], rel=1e-5)
         assert window.page.text_content("#off-said").split() == expected["said"].split()
@@ -110,7 +111,9 @@ def test_a_long_text_asks_for_its_exact_weights(tmp_path: Path, browser: Any):
         assert seen.layers[layer].weights is None
         row = 2_500
         exact = seen.rows(layer, 1, row, row + 1)[0]
-        with opened(browser, re.search(r"http://\S+", said).group(), online=True, view="matrix", head=1, row=row) as window:
+        with opened(
+            browser, re.search(r"http://\S+", said).group(), online=True, view="matrix", head=1, row=row
+        ) as window:
             window.page.wait_for_selector("#row-weights li")
             listed = window.data("#row-weights li", "column", "value")
             assert len(listed) >= 10
