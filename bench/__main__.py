@@ -172,7 +172,7 @@ def page_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     table, frames = bertviz.measure(cases, chosen.long, chosen.rounds, chosen.limit, chosen.libraries)
     facts = {
         "measured": f"in one Chromium, in turns, medians of {chosen.rounds} rounds: from the navigation to the end of "
-        f"the first frame with the view in it; from a move of the mouse to the end of the frame that answers it, median "
+        "the first frame with the view in it; from a move of the mouse to the end of the frame that answers it, median "
         f"of {bertviz.HOVERS}. The file of regard is all of it; BertViz also loads d3, jQuery and RequireJS, here from "
         "a folder",
         "panning": f"one head of {chosen.long:,} tokens, dragged and zoomed {2 * bertviz.PANS} times: "

@@ -26,8 +26,8 @@ LIBRARIES = {  # what BertViz loads from elsewhere: part of the address -> npm p
 FETCH = "npm pack d3@5.7.0 jquery@2.1.0 requirejs@2.3.6"
 HOVERS, PANS = 30, 60
 
-# The moment at which the first frame with the view in it has been painted, counted from the navigation; and for each
-# move of the mouse the time from the event to the end of the frame that answers it.
+# When the first frame with the view in it has been painted, counted from the navigation; and for each move of the mouse
+# to another token the time from the event to the end of the frame that answers it.
 _WATCH = """
 const painted = (f) => requestAnimationFrame(() => {
   const channel = new MessageChannel();
@@ -35,7 +35,8 @@ const painted = (f) => requestAnimationFrame(() => {
   channel.port2.postMessage(0);
 });
 window.answers = [];
-window.addEventListener("mousemove", ({timeStamp}) => painted(() => window.answers.push(performance.now() - timeStamp)), true);
+const answered = ({timeStamp}) => painted(() => window.answers.push(performance.now() - timeStamp));
+window.addEventListener("pointerover", answered, true);
 const look = () => {
   if (document.querySelector(SELECTOR)) painted(() => { window.drawn = performance.now(); });
   else requestAnimationFrame(look);
@@ -197,11 +198,13 @@ def hovered(page: Any, tokens: str) -> list[float]:
     """Milliseconds from a move of the mouse to the end of the frame that answers it."""
     boxes = [box for one in page.query_selector_all(tokens)[: HOVERS + 1] if (box := one.bounding_box())]
     boxes = [box for box in boxes if box["y"] + box["height"] < 880]
+    answers = []
     for number in range(HOVERS):
         box = boxes[number % len(boxes)]
+        page.evaluate("window.answers = []")
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-        page.wait_for_function("(count) => window.answers.length >= count", arg=number + 1)
-    answers: list[float] = page.evaluate("window.answers")
+        page.wait_for_function("() => window.answers.length")
+        answers.append(float(page.evaluate("window.answers[0]")))
     return answers
 
 

@@ -298,14 +298,16 @@ class LoadedModel:
         if target is not None and self.network.decoder is None:
             raise InputError("this model says nothing of its text (target). Leave the target out.")
         tokenizers = self.tokenizer, self.target_tokenizer
-        if not length and (target is not None or not both):
-            return trace(self.network, tokenizers, text, target, self.aligners, layers=layers)
         options = replace(self.defaults(), beam=1, max_tokens=length) if length else self.defaults()
         options = options if beam is None else replace(options, beam=beam)
+        if not length and (target is not None or not both):
+            return trace(self.network, tokenizers, text, target, self.aligners, layers=layers, options=options)
         text = text + (target or "")
         tree, answer = beam_tree(self.network, tokenizers, text, options)
-        beams = tree if options.beam > 1 else None
-        return trace(self.network, tokenizers, text, answer.tokens, self.aligners, layers=layers, beams=beams)
+        beams, said = tree if options.beam > 1 else None, answer.tokens
+        return trace(
+            self.network, tokenizers, text, said, self.aligners, layers=layers, beams=beams, options=options
+        )  # fmt: skip
 
     def microscope(self, text: str, target: str | None = None, *, top: int = 64) -> Microscope:
         """How much of the `top` weightiest keys' mass hashing catches, per layer, head and number of rounds (LSH)."""

@@ -216,13 +216,6 @@ def test_an_evaluation_gives_scores_with_signatures(model: Path, tmp_path: Path)
     assert "names no test text" in err
 
 
-def test_a_page_shows_every_layer(model: Path, tmp_path: Path):
-    code, out, _ = regard("show", model, "abc", "--out", tmp_path / "page.html")
-    assert code == 0
-    assert "3 attention layers" in out
-    assert (tmp_path / "page.html").read_text().count("<svg") >= 3
-
-
 def test_a_damaged_model_is_exit_code_three(model: Path, tmp_path: Path):
     for name in ("config.json", "tokenizer.json", "generation_config.json"):
         (tmp_path / name).write_bytes((model / name).read_bytes())

@@ -52,7 +52,9 @@ def shown(tmp_path: Path, *arguments: object) -> dict[str, Any]:
 
 
 def test_a_file_shows_every_layer(run: Path, tmp_path: Path):
-    page = shown(tmp_path, run, "abc")
+    code, out, _ = regard("show", run, "abc", "--out", tmp_path / "page.html")
+    assert (code, out) == (0, f"{tmp_path / 'page.html'} shows 3 attention layers.\n")
+    page = payload(tmp_path / "page.html")
     assert page["live"] is None
     [look] = page["looks"]
     assert look["label"] == str(run)
@@ -129,19 +131,24 @@ def test_the_text_may_come_from_standard_input(others: dict[str, Path], tmp_path
         (["BERT", "abc", "--checkpoints"], "no checkpoints"),
         (["BERT", "abc", "--target", "x"], "target"),
         (["nowhere", "abc"], "nowhere"),
-        (["RUN", "abc", "--out", "nowhere/deep/page.html"], "nowhere/deep"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_line(
     run: Path, others: dict[str, Path], tmp_path: Path, arguments: list[str], said: str
 ):
     words = [{"RUN": str(run), "BERT": str(others["bert"])}.get(word, word) for word in arguments]
-    page = [] if "--out" in words else ["--out", str(tmp_path / "page.html")]
-    code, out, err = regard("show", *words, *page)
+    code, out, err = regard("show", *words, "--out", tmp_path / "page.html")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert said in err
     assert not (tmp_path / "page.html").exists()
+
+
+def test_a_file_that_cannot_be_written_is_said_in_a_line(run: Path, tmp_path: Path):
+    code, out, err = regard("show", run, "abc", "--out", tmp_path / "nowhere" / "page.html")
+    assert (code, out) == (74, "")
+    assert err.count("\n") == 1
+    assert str(tmp_path / "nowhere") in err
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u202e<script>", "x" * 3000, "ein\nzwei"])

@@ -91,7 +91,7 @@ def test_a_row_is_the_one_that_says_its_token(name: str):
     torch.manual_seed(1)
     network = TRANSLATORS[name].build(LETTERS.vocabulary).eval()
     heads = cross_heads(network)
-    seen = trace(network, LETTERS, LETTERS, "abc de", "fgh")
+    seen = trace(network, (LETTERS, LETTERS), "abc de", "fgh")
     pair = (*LETTERS.encode("abc de"), LETTERS.end), LETTERS.encode("fgh")
     [(_, found)] = attended(network, LETTERS.begin, [pair], heads)
     shown = torch.cat(seen.cross_attentions, dim=1)[0]

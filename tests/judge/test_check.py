@@ -177,9 +177,9 @@ def neighbours_matter(patch: Patch) -> None:
 def sources_in_a_batch_lose_their_padding(patch: Patch) -> None:
     read = generate.read_sources
 
-    def careless(network, sources):
+    def careless(network, sources, change=None):
         longest = max(map(len, sources))
-        return read(network, [(*source, *[0] * (longest - len(source))) for source in sources])
+        return read(network, [(*source, *[0] * (longest - len(source))) for source in sources], change)
 
     patch.setattr(generate, "read_sources", careless)
 

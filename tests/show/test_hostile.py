@@ -105,6 +105,8 @@ def elements(browser: Any, path: Path, payload: dict[str, Any], blobs: list[byte
     found = {}
     with opened(browser, path.as_uri()) as window:
         window.page.on("dialog", lambda dialog: window.troubles.append(f"a dialog: {dialog.message}"))
+        if payload["title"].isascii() and payload["title"].isprintable():
+            assert window.page.text_content("h1") == payload["title"]
         for view in window.views:
             window.select(view=view, row=1, column=1, step=1, token=1)
             found[view] = window.elements()
@@ -142,21 +144,7 @@ def test_an_address_from_elsewhere_does_no_harm(browser: Any, payloads: dict[str
     names = (
         "look view layer head row column summary theme heads zoom x y sort step attend ticked order other otherlayer"
     )
-    for text in [
-        "<b>",
-        '"',
-        "%",
-        "a=b&c",
-        "__proto__",
-        "constructor",
-        "null",
-        "NaN",
-        "-1",
-        "0",
-        "1e99",
-        "99999999",
-        "0.5",
-    ]:
+    for text in ["<b>", "%", "__proto__", "NaN", "-1", "99999999", "0.5"]:
         with opened(browser, address, **dict.fromkeys([*names.split(), "measure", "side", "token"], text)) as window:
             assert window.page.locator("#view *").count() > 3
             for view in ("matrix", "head", "neuron"):

@@ -201,4 +201,27 @@ def test_a_model_in_a_line():
     assert about(MODELS["transformer"].build(100)) == "Encoder-decoder, 2+2 layers, width 16, 2 heads, 17 K parameters"
     assert about(MODELS["lstm-lm"].build(100)).startswith("Decoder, 2 layers, width 16, ")
     with torch.device("meta"):
-        assert about(zoo.bert(64, 1, 1).build(900)) == "Encoder, 1 layer, width 64, 1 head, 145 K parameters"
+        assert about(zoo.bert(64, 1, 1).build(900)) == "Encoder, 1 layer, width 64, 1 head, 146 K parameters"
+
+
+def test_several_looks_share_the_room_of_a_page(monkeypatch: pytest.MonkeyPatch):
+    model, text = small(MODELS["gpt2"]), " ".join(TEXTS)
+    seen = model.look(text)
+    weights = seen.weights["decoder.1.self"]
+    monkeypatch.setattr(sight, "_BUDGET", 2 * seen.weights["decoder.0.self"].numel() + 10)
+    alone, together = Pack(), Pack()
+    assert look_payload(seen, alone, "")["layers"][1]["weights"] is not None
+    layer = look_payload(seen, together, "", sharing=4)["layers"][1]
+    assert layer["weights"] is None
+    keys, top = (unpacked(layer["top"][name], together.blobs) for name in ("keys", "weights"))
+    assert torch.equal(weights.gather(-1, keys.long().clamp_min(0)).half() * (keys >= 0), top)
+    assert float(unpacked(layer["pooled"]["weights"], together.blobs).max()) == float(weights.max().half())
+    assert len(packed([("one", seen), ("other", seen)])[0]["looks"]) == 2
+
+
+def test_all_that_was_to_do_is_said_to_be_done():
+    done: list[float] = []
+    shown = look("transformer")
+    effort = shown.effort
+    shown.html(progress=done.append)
+    assert sum(done) == effort > 0

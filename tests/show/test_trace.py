@@ -19,9 +19,9 @@ from regard.show.summary import weightiest
 from regard.show.trace import Seen
 from regard.show.words import Side, side_of
 from regard.text.tokenizer import Roles, Tokenizer
-from regard.text.vocabulary import BPE
+from regard.text.vocabulary import BPE, WordPiece
 from tests.laws import zoo as laws
-from tests.parts.test_recording import Largest, everything, given
+from tests.parts.test_recording import Kept, Largest, everything, given
 from tests.small import TEXTS, WORDS, small
 
 TEXT = "The cat sat on the mat."
@@ -252,6 +252,27 @@ def test_norms_are_of_values_through_the_output_map():
         torch.testing.assert_close(found.norm_weighted(name)[head], expected)
 
 
+def test_gaps_are_read_and_said_as_gaps_where_a_model_says_spans():
+    spans = WordPiece(80, sentinels=3).train(TEXTS * 4)
+    model = small(zoo.t5(16, 2, 2), (spans,), generation={"max_new_tokens": 4})
+    found = model.look("the <extra_id_0> sat")
+    assert found.source_tokens == found.source_words == ["the", "<extra_id_0>", "sat", "</s>"]
+    row = torch.tensor([[*spans.encode("the"), spans.sentinels[0], *spans.encode("sat"), spans.end]])
+    best = model.network(torch.tensor([[spans.begin]]), source_ids=row)[0, -1].argmax()
+    assert found.target_tokens[:1] == spans.token_texts([int(best)])
+    told = model.look("the <extra_id_0> sat", "<extra_id_0> cat <extra_id_1>")
+    assert told.target_tokens == ["<extra_id_0>", "cat", "<extra_id_1>", "</s>"]
+
+
+def test_a_recurrent_decoder_keeps_the_keys_of_its_source_once():
+    record = Kept()
+    network = small(zoo.bahdanau(16)).network
+    network.states(torch.tensor([[1, 5, 6]]), source_ids=torch.tensor([[7, 8, 2]]), record=record)
+    parts = record.parts["decoder.0.cross"]
+    assert len(parts) == 3
+    assert len({part.inside().key.data_ptr() for part in parts}) == 1
+
+
 def test_buckets_are_there_where_tokens_are_hashed():
     model = small(zoo.reformer(16, 2, 2, see=Ranks(4), buckets=4, rounds=3, attention=("lsh", "local")))
     found = model.look(TEXT)
@@ -310,3 +331,11 @@ def test_memory_is_bounded_however_long_the_text_is(attention: str, monkeypatch:
     assert layer.weights is None
     torch.testing.assert_close(rows.sum(-1), torch.ones(32))
     torch.testing.assert_close(rows.topk(layer.top[1].shape[-1]).values, layer.top[1][0, 4000:4032])
+
+
+def test_a_rollout_needs_every_layer_of_its_side():
+    model = small(zoo.gpt2(16, 2, 2))
+    assert model.look(TEXT).rollout("decoder").shape[0] > 1
+    few = model.look(TEXT, layers="decoder.1.self")
+    with pytest.raises(InputError, match=r"decoder\.0\.self too"):
+        few.rollout("decoder")

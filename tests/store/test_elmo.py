@@ -392,5 +392,8 @@ def test_a_published_folder_is_a_model_that_embeds_whatever_is_spelled(tmp_path:
         assert len(tokens) == len(text.split()) + 2 == len(vectors)
         assert np.abs(vectors - expected).max() < 1e-4
     assert np.abs(model.embed(texts)[0] - model.embed(texts[:1])[0]).max() < 1e-5
+    seen = model.look(texts[1])
+    assert seen.source_words[1:-1] == texts[1].split()
+    assert "One" in seen.html()
     with pytest.raises(InputError, match="it was made to embed"):
         model.fill("One [MASK]")

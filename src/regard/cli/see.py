@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.common import Device, ModelFolder, Threads, input_lines, load_model
+from regard.cli.common import Device, ModelFolder, Threads, input_lines, load_model, progress, use_threads
 from regard.errors import InputError
+
+_LONG = 2_000  # tokens read by a head, from which on a bar shows how far it is
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 def show(
     model: ModelFolder,
     text: Annotated[str, typer.Argument(help="What the model reads; - reads standard input.", show_default=False)],
-    target: Annotated[str | None, typer.Option(help="What it says; its own words if not given.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="What it says, or how the text goes on; else its own words.")
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="The page to write: one file that needs no network.", show_default="a local port"),
@@ -56,25 +60,27 @@ def show(
     if out is None:
         _serve(shown, again, port, browser)
         return
-    shown.save(out)
-    count = sum(len(seen.weights) for _, seen in shown.looks)
-    seen_of = f"{count} attention layer{'s' * (count > 1)}" if count else "only text: this model has no attention"
-    typer.echo(f"{out} shows {seen_of}.")
+    with progress(shown.effort, "looking", least=_LONG) as done:
+        shown.save(out, progress=done)
+    counts = [len(seen.weights) for _, seen in shown.looks]
+    layers_of = " and ".join(str(count) for count in sorted(set(counts)))
+    seen_of = f"{layers_of} attention layer{'s' * (max(counts) > 1)}"
+    each = f" of each of {len(counts)} models" if len(counts) > 1 else ""
+    typer.echo(f"{out} shows {f'{seen_of}{each}' if any(counts) else 'only text: this model has no attention'}.")
 
 
 def _models(
     folder: Path, against: list[Path], checkpoints: bool, device: str, threads: int | None
 ) -> dict[str, LoadedModel]:
     """By what each is called on the page."""
-    first = load_model(folder, device, threads)
+    folders = [folder, *against]
     if not checkpoints:
-        others = [(str(other), load_model(other, device, threads)) for other in against]
-        names = [name for name, _ in others]
-        if len({str(folder), *names}) <= len(names):
+        if len(set(folders)) < len(folders):
             raise InputError("a model is compared with itself (--against). Name another.")
-        return {str(folder): first, **dict(others)}
+        return {str(name): load_model(name, device, threads) for name in folders}
     from regard.api import load, steps
 
+    use_threads(threads)
     found = steps(folder)
     if not found:
         raise InputError(f"{folder} has no checkpoints (--checkpoints). Train with train.keep to keep some.")
@@ -94,11 +100,18 @@ def _seen(
     """What all models attend to. Checkpoints all say what the last of them would say, so that they can be compared."""
     from regard.api import beside
 
-    last = list(models.values())[-1]
-    if slider and target is None and last.network.encoder is not None and last.network.decoder is not None:
-        target = last.translate(text, beam=beam)
+    last = list(models.values())[-1].network
+    if slider and target is None and last.decoder is not None:
+        target, length = _words(list(models.values())[-1], text, beam, length), 0
     found = [model.look(text, target, layers or "*", beam=beam, length=length) for model in models.values()]
     return beside(*found, labels=list(models), slider=slider)
+
+
+def _words(model: LoadedModel, text: str, beam: int | None, length: int) -> str | None:
+    """What a model says by itself."""
+    if model.network.encoder is not None:
+        return model.translate(text, beam=beam)
+    return model.generate(text, max_tokens=length, temperature=0.0) if length else None
 
 
 def _serve(shown: Shown, again: Again, port: int, browser: bool) -> None:

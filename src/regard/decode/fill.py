@@ -112,6 +112,14 @@ def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
     return gaps.encode(*gaps.cut(text))
 
 
+def encode_spans(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A text as tokens, its sentinels among them."""
+    gaps = Gaps.of(tokenizer, tokenizer.sentinels)
+    if not any(name in text for name in gaps.names):
+        return tokenizer.encode(text)
+    return gaps.encode(*gaps.cut(text))
+
+
 @torch.inference_mode()
 def fill_masks(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], *, top: int, progress: Progress = lambda done: None

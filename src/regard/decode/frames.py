@@ -36,8 +36,7 @@ def readings(
         if table is not None:
             inputs["ids"] = _looked_up(table, inputs["ids"])
         elif network.description.embed.letters:
-            words = [tokenizer.words(texts[place]) for place in places]
-            inputs["ids"] = torch.from_numpy(spell_texts(words, network.description.embed.letters)[0])
+            inputs["ids"] = _spelled(network, tokenizer, [texts[place] for place in places])
         yield places, inputs
 
 
@@ -49,10 +48,20 @@ def _spellings(network: Network, tokenizer: Tokenizer) -> Characters | None:
     return np.asarray(spellings(tokenizer, letters=letters))
 
 
-def as_read(network: Network, tokenizer: Tokenizer, ids: Tensor) -> Tensor:
-    """BT -> what the network reads of these tokens: their numbers, or BTC, the letters of each."""
+def as_read(network: Network, tokenizer: Tokenizer, ids: Tensor, *, text: str | None = None) -> Tensor:
+    """BT -> what the network reads of these tokens: their numbers, or BTC, the letters of each.
+
+    A model that reads letters and knows no words needs the `text` that they are.
+    """
     table = _spellings(network, tokenizer) if ids.dim() == 2 else None
+    if table is None and text is not None and network.description.embed.letters:
+        return _spelled(network, tokenizer, [text]).to(ids.device)
     return ids if table is None else _looked_up(table, ids)
+
+
+def _spelled(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """-> BTC: the letters of each word, whatever words there are."""
+    return torch.from_numpy(spell_texts([*map(tokenizer.words, texts)], network.description.embed.letters)[0])
 
 
 def _looked_up(table: Characters, ids: Tensor) -> Tensor:

@@ -234,8 +234,9 @@ class Weighed(Attended):
 
     def inside(self) -> Inside:
         """What the weights are made of."""
-        found = self.score.inside(rows_of(self.query, self.beams), self.key.repeat_interleave(self.beams, 0))
-        return replace(found, bias=self.bias)
+        # No copy of the keys: a recurrent decoder asks once a step, and who keeps all steps is to keep them once.
+        keys = self.key if self.beams == 1 else self.key.repeat_interleave(self.beams, 0)
+        return replace(self.score.inside(rows_of(self.query, self.beams), keys), bias=self.bias)
 
 
 def nearby(

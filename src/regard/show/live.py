@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.errors import InputError, RegardError
 from regard.show.off import without
 from regard.show.pack import Shown, packed
-from regard.show.page import page
+from regard.show.page import json_text, page
 from regard.show.trace import Seen
 
 _LONGEST_REQUEST = 1 << 20
@@ -36,15 +36,15 @@ class Live(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, shown: Shown, again: Again, port: int = 0) -> None:
-        self.again, self.one_at_a_time = again, Lock()
+        self.again, self.one_at_a_time, self.turn = again, Lock(), 0
         self.place = f"/{secrets.token_urlsafe(16)}"
-        self.show(shown)
         try:
             super().__init__(("127.0.0.1", port), _Asked)
         except (OSError, OverflowError) as error:
             raise InputError(
                 f"port {port} cannot be used ({error}). Leave out --port, and a free one is found."
             ) from None
+        self.show(shown)
 
     @property
     def address(self) -> str:
@@ -57,9 +57,10 @@ class Live(ThreadingHTTPServer):
         return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
 
     def show(self, shown: Shown) -> None:
-        """What there is to see from now on."""
-        self.shown = shown
-        self.payload = packed(shown.looks, slider=shown.slider, live=self.place)
+        """What there is to see from now on; pages that show something else are told so when they ask."""
+        payload, blobs = packed(shown.looks, slider=shown.slider, live=self.place)
+        self.turn += 1
+        self.shown, self.payload = shown, ({**payload, "turn": self.turn}, blobs)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Who goes away before the answer is there needs none; anything else is said."""
@@ -98,10 +99,13 @@ class Live(ThreadingHTTPServer):
             raise InputError('heads must be a list of layers and numbers, like [["decoder.0.self", 2]].')
         text = self.look_asked(wanted).text
         assert text is not None, "what is shown was looked at here"
-        return without(text.network, text.tokenizers, text.reading.inputs, text.said, [(name, n) for name, n in heads])
+        off, inputs = [(name, number) for name, number in heads], text.reading.inputs
+        return without(text.network, text.tokenizers, inputs, text.said, off, options=text.options)
 
     def look_asked(self, wanted: Mapping[str, Any]) -> Seen:
-        """The look that is asked about."""
+        """The look that is asked about, by a page that shows what is shown now."""
+        if str(wanted.get("turn", self.turn)) != str(self.turn):
+            raise InputError("another text is shown by now, in another window. Load this page again.")
         return self.shown.looks[_number(wanted, "look", len(self.shown.looks))][1]
 
 
@@ -139,7 +143,7 @@ class _Asked(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"send {_LONGEST_REQUEST:,} bytes at most.")
         else:
             body = self.rfile.read(int(length))
-            self._answer(lambda: ("application/json", json.dumps(does[self.path](_object(body))).encode()))
+            self._answer(lambda: ("application/json", json_text(does[self.path](_object(body))).encode()))
 
     def log_message(self, format: str, *words: Any) -> None:
         """Say nothing."""

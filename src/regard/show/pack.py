@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
+from regard.decode.generate import Progress
 from regard.errors import InputError
 from regard.models.model import Network
 from regard.parts.contract import Inside
@@ -19,7 +20,7 @@ from regard.show.near import nearest
 from regard.show.off import ablations
 from regard.show.page import page
 from regard.show.places import positions
-from regard.show.sight import Layer
+from regard.show.sight import Layer, planned
 from regard.show.steps import generation
 from regard.store.files import write_file
 
@@ -30,6 +31,7 @@ TITLE = "What the model attends to"
 _MOST_TOKENS = 4_096  # of which candidates and nearest words are listed
 _MOST_OFF = 1 << 16  # tokens read again, over all heads, to see what each head alone does
 _LARGEST_HALF = 65_504.0
+_QUIET: Progress = lambda done: None  # noqa: E731
 
 Ref = dict[str, Any]
 """Which of the blobs a tensor is, of which numbers, in which shape."""
@@ -64,13 +66,18 @@ class Shown:
         """What is on the page, each under its label."""
         raise NotImplementedError
 
-    def save(self, path: str | Path) -> None:
-        """Write one HTML file that needs nothing else."""
-        write_file(Path(path), self.html().encode())
+    @property
+    def effort(self) -> int:
+        """How much there is to do for the page, in tokens read by a head."""
+        return sum(seen.text.reading.effort + _off_effort(seen) for _, seen in self.looks if seen.text is not None)
 
-    def html(self, title: str = TITLE) -> str:
+    def save(self, path: str | Path, *, progress: Progress = _QUIET) -> None:
+        """Write one HTML file that needs nothing else; says how much of `effort` is done."""
+        write_file(Path(path), self.html(progress=progress).encode())
+
+    def html(self, title: str = TITLE, *, progress: Progress = _QUIET) -> str:
         """The page that `save` writes."""
-        payload, blobs = packed(self.looks, title=title, slider=self.slider)
+        payload, blobs = packed(self.looks, title=title, slider=self.slider, progress=progress)
         return page(payload, blobs)
 
     def _repr_html_(self) -> str:
@@ -99,16 +106,26 @@ def beside(*seens: Seen, labels: Sequence[str] | None = None, slider: bool = Fal
 
 
 def packed(
-    looks: Sequence[tuple[str, Seen]], *, title: str = TITLE, slider: bool = False, live: str | None = None
+    looks: Sequence[tuple[str, Seen]],
+    *,
+    title: str = TITLE,
+    slider: bool = False,
+    live: str | None = None,
+    progress: Progress = _QUIET,
 ) -> tuple[dict[str, Any], list[bytes]]:
     """The page's JSON object, and its blobs; `live` is where a server answers."""
     pack = Pack()
-    shown = [look_payload(seen, pack, label) for label, seen in looks]
+    shown = [look_payload(seen, pack, label, progress, sharing=len(looks)) for label, seen in looks]
     return {"version": 1, "title": title, "live": live, "looks": shown, "slider": slider}, pack.blobs
 
 
-def look_payload(seen: Seen, pack: Pack, label: str) -> dict[str, Any]:
-    """What the page shows of a look."""
+def look_payload(
+    seen: Seen, pack: Pack, label: str, progress: Progress = _QUIET, *, sharing: int = 1
+) -> dict[str, Any]:
+    """What the page shows of a look that shares it with so many, itself among them."""
+    if seen.text is not None:
+        seen.text.reading.gathered(progress)
+    plans = planned({name: layer.shape for name, layer in seen.layers.items()}, sharing)
     text, crosses = seen.text, any(name.endswith("cross") for name in seen.layers)
     whole = all(layer.weights is not None for name, layer in seen.layers.items() if name.endswith("cross"))
     alone = "encoder" if seen.source_tokens else "decoder"
@@ -117,17 +134,17 @@ def look_payload(seen: Seen, pack: Pack, label: str) -> dict[str, Any]:
         "about": "" if text is None else about(text.network),
         "shape": "encoder-decoder" if seen.source_tokens and seen.target_tokens else alone,
         "sides": {name: side.to_json() for name, side in seen.sides.items()},
-        "layers": [_layer(seen, name, layer, pack) for name, layer in seen.layers.items()],
+        "layers": [_layer(seen, name, layer.thinned(plans[name]), pack) for name, layer in seen.layers.items()],
         "beams": None if text is None else text.beams,
         "alignment": seen.moses() if crosses and whole else None,
-        **(_NOTHING if text is None else _beside_weights(seen, text, pack)),
+        **(_NOTHING if text is None else _beside_weights(seen, text, pack, progress)),
     }
 
 
 _NOTHING: dict[str, Any] = {"steps": None, "positions": [], "near": None, "off": None}
 
 
-def _beside_weights(seen: Seen, text: Text, pack: Pack) -> dict[str, Any]:
+def _beside_weights(seen: Seen, text: Text, pack: Pack, progress: Progress) -> dict[str, Any]:
     """What is shown besides weights: what might have been said, positions, words that are near, heads switched off."""
     network, inputs, tokenizers, said = text.network, text.reading.inputs, text.tokenizers, text.said
     heads = {name: layer.shape.heads for name, layer in seen.layers.items()}
@@ -139,10 +156,17 @@ def _beside_weights(seen: Seen, text: Text, pack: Pack) -> dict[str, Any]:
         "steps": (generation(network, target, inputs, said) or None) if short else None,
         "positions": tables,
         "near": _near(seen, text) if short else None,
-        "off": ablations(network, tokenizers, inputs, said, heads)
-        if heads and sum(heads.values()) * tokens <= _MOST_OFF
+        "off": ablations(network, tokenizers, inputs, said, heads, progress=lambda done: progress(done * tokens))
+        if _off_effort(seen)
         else None,
     }
+
+
+def _off_effort(seen: Seen) -> int:
+    """How many tokens are read, over all heads, to see what each head alone does; 0 where they are too many."""
+    tokens = len(seen.source_tokens) + len(seen.target_tokens)
+    effort = tokens * sum(shape.heads for shape in seen.text.reading.shapes.values()) if seen.text else 0
+    return effort if effort <= _MOST_OFF else 0
 
 
 def _near(seen: Seen, text: Text) -> dict[str, Any] | None:
@@ -165,7 +189,8 @@ def _layer(seen: Seen, name: str, layer: Layer, pack: Pack) -> dict[str, Any]:
     tiles = None if layer.tiles is None else {"size": layer.tiles.shape[-1], "weights": pack.add(layer.tiles)}
     top = None if layer.top is None else {"keys": pack.add(layer.top[0], "i4"), "weights": pack.add(layer.top[1])}
     return {
-        "name": name, "rows": rows, "columns": columns, "causal": name.startswith("decoder") and not crosses,
+        "name": name, "rows": rows, "columns": columns,
+        "causal": name.startswith("decoder") and not crosses, "rolls": not crosses and not seen.missing(name),
         "heads": layer.shape.heads, "queries": layer.shape.queries, "keys": layer.shape.keys,
         "weights": add(layer.weights), "pooled": tiles, "top": top,
         "entropy": _numbers(layer.entropy), "distance": _numbers(layer.distance),

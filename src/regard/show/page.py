@@ -60,9 +60,14 @@ def _static(name: str) -> str:
     return files("regard.show").joinpath("static", name).read_text("utf-8")
 
 
+def json_text(value: Any) -> str:
+    """What the page reads as JSON; ASCII, so that half a surrogate pair does no harm."""
+    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
 def _data(value: Any, kind: str, name: str) -> str:
-    """JSON in which nothing can end its element; ASCII, so that half a surrogate pair does no harm."""
-    text = json.dumps(_finite(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    """JSON in which nothing can end its element."""
+    text = json_text(value).replace("<", "\\u003c")
     return f'<script type="{kind}" id="{name}">{text}</script>'
 
 

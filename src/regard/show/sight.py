@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.decode.generate import Progress
 from regard.errors import InputError
 from regard.models.model import Network
 from regard.parts.contract import Attended, Inside, Record, Rows
@@ -63,14 +64,26 @@ class Layer:
     norms: Tensor | None = None  # HS
     buckets: Tensor | None = None  # HTR
 
+    def thinned(self, plan: Plan) -> Layer:
+        """What is left of it where less can be kept."""
+        inside = self.inside if plan.inside else None
+        if plan.whole or self.weights is None:
+            return replace(self, inside=inside)
+        kept = Gathered(self.shape, plan)
+        for head, weights in enumerate(self.weights):
+            kept.put(head, 0, weights)
+        thin = kept.layer(self.buckets)
+        return replace(self, weights=None, tiles=thin.tiles, top=thin.top, inside=inside)
 
-def planned(shapes: Mapping[str, Shape]) -> dict[str, Plan]:
-    """What to keep of each layer so that all stays within bounds: alike of layers alike."""
-    inside = sum(shape.inside for shape in shapes.values()) <= _VECTORS
-    fits = sum(shape.weights for shape in shapes.values()) <= _BUDGET
-    small = {name for name, shape in shapes.items() if fits or shape.weights <= _BUDGET // 2 // len(shapes)}
+
+def planned(shapes: Mapping[str, Shape], sharing: int = 1) -> dict[str, Plan]:
+    """What to keep of each layer so that all stays within bounds, shared by so many looks: alike of layers alike."""
+    budget, vectors = _BUDGET // sharing, _VECTORS // sharing
+    inside = sum(shape.inside for shape in shapes.values()) <= vectors
+    fits = sum(shape.weights for shape in shapes.values()) <= budget
+    small = {name for name, shape in shapes.items() if fits or shape.weights <= budget // 2 // len(shapes)}
     large = [shape for name, shape in shapes.items() if name not in small]
-    left = _BUDGET - sum(shapes[name].weights for name in small)
+    left = budget - sum(shapes[name].weights for name in small)
     heads, rows = sum(shape.heads for shape in large), sum(shape.heads * shape.queries for shape in large)
     tiles = next((count for count in _TILES if heads * count**2 <= left // 4), _TILES[-1])
     keys = min(_MOST_KEYS, max(1, left // 4 // max(1, rows)))  # a key takes three times the room of a weight
@@ -115,12 +128,13 @@ class Sight(Record):
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     plans: Mapping[str, Plan] = field(default_factory=dict)
     found: dict[str, Gathered] = field(default_factory=dict)
+    progress: Progress = lambda done: None
 
     def watch(self, name: str, attended: Attended) -> None:
         """Take a layer's next queries in."""
         if name not in self.found:
             self.found[name] = Gathered(self.shapes[name], self.plans[name])
-        self.found[name].take(attended)
+        self.found[name].take(attended, self.progress)
 
     def layers(self) -> dict[str, Layer]:
         """All that was seen."""
@@ -141,13 +155,15 @@ class Gathered:
         self.inside: list[Inside] = []
         self.norms: Tensor | None = None
 
-    def take(self, attended: Attended) -> None:
+    def take(self, attended: Attended, progress: Progress) -> None:
         """Take the next queries in, head by head and block by block."""
         for head in range(self.shape.heads):
             for first, block in blocks(attended.head(head), 0, attended.queries, attended.keys):
                 self.put(head, self.queries + first, block)
+                progress(len(block))
         self.queries += attended.queries
-        self.norms = attended.norms()[0].float().cpu()
+        if self.norms is None:
+            self.norms = attended.norms()[0].float().cpu()
         if self.plan.inside:
             self.inside.append(attended.inside())
 
@@ -198,7 +214,8 @@ class Reading:
     network: Network
     inputs: Mapping[str, Any]
     wanted: Callable[[str], bool] = lambda name: True
-    _held: tuple[str, int, list[tuple[Rows, int]]] | None = None  # the layer and head last asked for
+    _layer: tuple[str, list[Attended]] = ("", [])  # the layer last asked for, call by call
+    _head: tuple[str, int, list[tuple[Rows, int]]] = ("", 0, [])  # and its head
 
     @cached_property
     def shapes(self) -> dict[str, Shape]:
@@ -215,9 +232,20 @@ class Reading:
     @cached_property
     def layers(self) -> dict[str, Layer]:
         """What is known of each layer."""
-        sight = Sight(self.wanted, shapes=self.shapes, plans=self.plans)
-        self.read(sight)
-        return sight.layers()
+        return self.gathered(lambda done: None)
+
+    def gathered(self, progress: Progress) -> dict[str, Layer]:
+        """What is known of each layer; says of how many more heads' queries it is."""
+        if "layers" not in vars(self):
+            sight = Sight(self.wanted, shapes=self.shapes, plans=self.plans, progress=progress)
+            self.read(sight)
+            self.layers = sight.layers()
+        return self.layers
+
+    @property
+    def effort(self) -> int:
+        """How many heads' queries are still to be looked at."""
+        return 0 if "layers" in vars(self) else sum(shape.heads * shape.queries for shape in self.shapes.values())
 
     @torch.no_grad()
     def read(self, record: Record) -> None:
@@ -253,8 +281,10 @@ class Reading:
 
     def held(self, name: str, head: int) -> list[tuple[Rows, int]]:
         """What tells the weights of a head, call by call, and of how many queries."""
-        if self._held is None or self._held[:2] != (name, head):
+        if self._layer[0] != name:
             record = Held(lambda layer: layer == name)
             self.read(record)
-            self._held = name, head, [(part.head(head), part.queries) for part in record.attended]
-        return self._held[2]
+            self._layer = name, record.attended
+        if self._head[:2] != (name, head):
+            self._head = name, head, [(part.head(head), part.queries) for part in self._layer[1]]
+        return self._head[2]

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from regard.decode.ability import require_verb
 from regard.decode.choose import Options
-from regard.decode.generate import Answer, speak, to_extend, to_translate
+from regard.decode.fill import encode_spans
+from regard.decode.generate import Answer, require_room, speak, to_extend, translation
 from regard.decode.search import Candidates
 from regard.errors import InputError
 from regard.models.model import Network
@@ -103,7 +104,9 @@ def beam_tree(
     if network.encoder is None:
         requests = to_extend(network, tokenizers[0], [text], options)
     else:
-        requests = to_translate(network, tokenizers, [text], options, prefixes=[prefix])
+        read = (*encode_spans(tokenizers[0], text), tokenizers[0].end)
+        require_room(network, len(read), "the text")
+        requests = [translation(network, tokenizers[1], read, options, prefix=tokenizers[1].encode(prefix))]
     target = tokenizers[0 if network.encoder is None else 1]
     tree = Tree(target)
     answer = speak(network, target, requests, options, watch=tree.grow)[0][0]

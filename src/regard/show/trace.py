@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from regard.decode.alignment import links, moses
-from regard.decode.fill import encode_masked
+from regard.decode.choose import Options
+from regard.decode.fill import encode_masked, encode_spans
 from regard.decode.frames import as_read, row_of
 from regard.errors import InputError
 from regard.models.model import Network
+from regard.show.off import heads_of
 from regard.show.pack import Shown
 from regard.show.sight import Layer, Reading, Shape
 from regard.show.summary import by_words, measured, rollout
@@ -37,6 +39,7 @@ class Text:
     source: list[int]
     said: list[int]
     beams: list[dict[str, Any]] | None = None  # the tree of the search that said it
+    options: Options = field(default_factory=Options)  # how this model searches
 
     @property
     def network(self) -> Network:
@@ -145,7 +148,18 @@ class Seen(Shown):
         """Tokens by tokens: what reaches each token through all layers of the encoder or the decoder (Abnar 2020)."""
         if kind == "cross":
             raise InputError('what is rolled out is one side\'s layers. Ask for "encoder" or "decoder".')
+        missing = self.missing(kind)
+        if missing:
+            raise InputError(f'a rollout needs all layers, {", ".join(missing)} too. Look with layers="*".')
         return rollout(self._some(kind))
+
+    def missing(self, name: str) -> list[str]:
+        """The layers that attend to their own side, the side of this name, and were not looked at."""
+        known = heads_of(self.text.network) if self.text is not None else {}
+        side = name.split(".")[0]
+        return [
+            other for other in known if other.startswith(side) and other.endswith("self") and other not in self.weights
+        ]
 
     def norm_weighted(self, name: str) -> Tensor:
         """Heads, queries, keys: how long each value is that a query is given (Kobayashi 2020)."""
@@ -231,10 +245,12 @@ def trace(
     *,
     layers: str | Sequence[str] = "*",
     beams: list[dict[str, Any]] | None = None,
+    options: Options = Options(),  # noqa: B008 (frozen)
 ) -> Seen:
     """Read a text (and say a target, or its tokens) once, and look at what these layers attend to.
 
-    What a model says by itself is looked at by reading it again, so that rows follow the beam that won.
+    What a model says by itself is looked at by reading it again, so that rows follow the beam that won. `options`: how
+    it searches, for who asks what else it would say.
     """
     inputs, source, said = read_once(network, tokenizers, text, target)
     asked = [layers] if isinstance(layers, str) else list(layers)
@@ -248,7 +264,7 @@ def trace(
         sides.append((tokenizers[1], said, spoken))
     words = tuple(side_of(*side) for side in sides)
     tokens = [tokenizers[0].token_texts(source), tokenizers[1].token_texts(said)]
-    looked = Text(reading, tokenizers, source, said, beams)
+    looked = Text(reading, tokenizers, source, said, beams, options)
     whole = all(plan.whole for plan in reading.plans.values())
     weights: Mapping[str, Tensor] = Weights(reading)
     if whole:
@@ -284,10 +300,10 @@ def read_once(
             ids += target
         source, said = ([], ids) if network.encoder is None else (ids, [])
     else:
-        source = [*tokenizer.encode(text), tokenizer.end]
+        source = [*encode_spans(tokenizer, text), tokenizer.end]
         inputs["source_ids"] = torch.tensor([source], device=device)
-        said = target_tokenizer.encode(target) if isinstance(target, str) else [*(target or ())]
+        said = encode_spans(target_tokenizer, target) if isinstance(target, str) else [*(target or ())]
         ids = [target_tokenizer.begin, *said]
         said = [*said, target_tokenizer.end]
-    inputs["ids"] = as_read(network, tokenizer, torch.tensor([ids], device=device))
+    inputs["ids"] = as_read(network, tokenizer, torch.tensor([ids], device=device), text=text)
     return inputs, source, said

@@ -63,7 +63,8 @@ function mountBuckets(root, app) {
         inside.get(bucket).push(t);
       }
       const boxes = [...inside].sort(([a], [b]) => a - b).map(([bucket, list]) => {
-        const box = element("div", {class: "bucket", "data-bucket": bucket, role: "group", "aria-label": `bucket ${bucket}`}, element("small", {}, String(bucket)),
+        const box = element("div", {class: "bucket", "data-bucket": bucket, role: "group", "aria-label": `bucket ${bucket}`},
+          element("small", {}, String(bucket)),
           list.map((t) => tokenWord(tokens[t], {class: "token", tabindex: -1, "data-token": t})));
         box.style.borderColor = headColour(bucket);
         return box;
@@ -99,13 +100,17 @@ function mountBuckets(root, app) {
     lines.sort((a, b) => b.weight - a.weight || a.s - b.s);
     const dots = (found) => found.map((yes) => (yes ? "●" : "○")).join(" ");
     const said = (found) => (found.some(Boolean) ? `round ${found.map((yes, r) => (yes ? r + 1 : 0)).filter(Boolean).join(", ")}` : "beside its bucket");
-    const rows = lines.slice(0, 40).map(({s, found, weight}) => element("tr", {"data-key": s, "data-rounds": found.filter(Boolean).length, "data-weight": weight},
+    const rows = lines.slice(0, 40).map(({s, found, weight}) => element("tr",
+      {"data-key": s, "data-rounds": found.filter(Boolean).length, "data-weight": weight},
       element("th", {scope: "row"}, tokenWord(tokens[s]), element("small", {}, ` ${s}`)),
       element("td", {class: "dots", "aria-label": said(found)}, dots(found)), element("td", {}, said(found)), element("td", {}, number(weight))));
     met.replaceChildren(
-      element("p", {}, tokenWord(tokens[row], {class: "said"}), ` (token ${row}) met ${lines.filter(({found}) => found.some(Boolean)).length} others in ${count} ${count === 1 ? "round" : "rounds"}`,
+      element("p", {}, tokenWord(tokens[row], {class: "said"}),
+        ` (token ${row}) met ${lines.filter(({found}) => found.some(Boolean)).length} others in ${count} ${count === 1 ? "round" : "rounds"}`,
         lines.length > 40 ? "; the 40 weightiest are listed." : "."),
-      element("div", {class: "scroll"}, element("table", {class: "keys"}, element("thead", {}, element("tr", {}, ["token", "met", "found by", "weight"].map((text) => element("th", {scope: "col"}, text)))), element("tbody", {}, rows))));
+      element("div", {class: "scroll"}, element("table", {class: "keys"},
+        element("thead", {}, element("tr", {}, ["token", "met", "found by", "weight"].map((text) => element("th", {scope: "col"}, text)))),
+        element("tbody", {}, rows))));
     app.say(`${visible(tokens[row])} met ${lines.length} others`);
   }
 
@@ -131,7 +136,8 @@ function mountBuckets(root, app) {
   }
   const placeOf = (event) => {
     const box = canvas.getBoundingClientRect();
-    return [within(Math.floor(((event.clientY - box.top) / box.height) * shown.size), shown.size), within(Math.floor(((event.clientX - box.left) / box.width) * shown.size), shown.size)];
+    return [within(Math.floor(((event.clientY - box.top) / box.height) * shown.size), shown.size),
+      within(Math.floor(((event.clientX - box.left) / box.width) * shown.size), shown.size)];
   };
   canvas.addEventListener("pointermove", (event) => shown && tell(...placeOf(event), event.clientX, event.clientY));
   canvas.addEventListener("click", (event) => shown && state.set({row: shown.part[0] + placeOf(event)[0]}));
@@ -177,7 +183,8 @@ function mountBuckets(root, app) {
   }
 
   const npz = () => ({
-    buckets: {shape: [shown.layer.queries, shown.count], data: shown.buckets.slice()}, met: {shape: [shown.size, shown.size], data: shown.met}, tokens: shown.tokens,
+    buckets: {shape: [shown.layer.queries, shown.count], data: shown.buckets.slice()}, met: {shape: [shown.size, shown.size], data: shown.met},
+    tokens: shown.tokens,
   });
   return {update, save: {png: () => enlarged(canvas), npz}};
 }

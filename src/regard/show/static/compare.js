@@ -9,7 +9,8 @@ const sameTexts = (a, b) => a.length === b.length && a.every((text, at) => text 
 
 // Whether two looks read the same tokens, so that their matrices can be subtracted.
 function alike(left, right) {
-  const pair = [[left.look.sides[left.layer.rows], right.look.sides[right.layer.rows]], [left.look.sides[left.layer.columns], right.look.sides[right.layer.columns]]];
+  const pair = [[left.look.sides[left.layer.rows], right.look.sides[right.layer.rows]],
+    [left.look.sides[left.layer.columns], right.look.sides[right.layer.columns]]];
   return left.rows === right.rows && left.columns === right.columns && pair.every(([a, b]) => sameTexts(a.tokens, b.tokens));
 }
 
@@ -20,11 +21,13 @@ function mountBeside(root, app) {
   const sides = ["left", "right"].map((side) => {
     const left = side === "left";
     const look = chooser(left ? "left" : "right", (at) => state.set(left ? {look: at} : {other: at}), {id: `${side}-look`});
-    const layer = chooser("layer", (at) => state.set(left ? {layer: app.look().layers[at].name} : {otherlayer: page.looks[other()].layers[at].name}), {id: `${side}-layer`});
+    const layer = chooser("layer", (at) => state.set(left ? {layer: app.look().layers[at].name} : {otherlayer: page.looks[other()].layers[at].name}),
+      {id: `${side}-layer`});
     const map = smallMap(side, app);
     const numbers = element("p", {class: "quiet numbers"});
     const title = element("h3");
-    return {look, layer, map, numbers, title, whole: element("figure", {"data-side": side}, title, element("div", {class: "tools"}, look.root, layer.root), map.canvas, numbers)};
+    return {look, layer, map, numbers, title, whole: element("figure", {"data-side": side}, title, element("div", {class: "tools"}, look.root, layer.root),
+      map.canvas, numbers)};
   });
   const difference = smallMap("difference", app, "diverging");
   const apart = element("p", {class: "quiet numbers"});
@@ -74,14 +77,19 @@ function mountBeside(root, app) {
     found.data = data;
     const widest = data.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
     difference.show({...made[0], data, most: widest, room});
-    const mean = data.reduce((a, b) => a + Math.abs(b), 0) / 2 / made[0].rows;
-    apart.replaceChildren("a row moves ", element("output", {"data-moved": mean}, number(mean)), " of its weight on average; the greatest difference is ", element("output", {"data-greatest": widest}, number(widest)));
-    app.say(`${visible(looks[0].label)} beside ${visible(looks[1].label)}, ${visible(layers[0].name)}: a row moves ${number(mean)} of its weight`);
+    const greatest = ["the greatest difference is ", element("output", {"data-greatest": widest}, number(widest))];
+    // Only where rows sum to one does what they lose here come back there: not in tiles, and not in every summary.
+    const sums = !made[0].pooled && made.every(({summary}) => !["maximum", "norm"].includes(summary));
+    const mean = sums ? data.reduce((a, b) => a + Math.abs(b), 0) / 2 / made[0].rows : null;
+    const moves = mean === null ? [] : ["a row moves ", element("output", {"data-moved": mean}, number(mean)), " of its weight on average; "];
+    apart.replaceChildren(...moves, ...greatest);
+    app.say(`${visible(looks[0].label)} beside ${visible(looks[1].label)}, ${visible(layers[0].name)}: ${apart.textContent}`);
   }
 
   const npz = () => {
     const arrays = {};
-    ["left", "right"].forEach((name, at) => found.made[at] && (arrays[name] = {shape: [found.made[at].rows, found.made[at].columns], data: found.made[at].data.slice()}));
+    ["left", "right"].forEach((name, at) => found.made[at]
+      && (arrays[name] = {shape: [found.made[at].rows, found.made[at].columns], data: found.made[at].data.slice()}));
     if (found.data) arrays.difference = {shape: [found.made[0].rows, found.made[0].columns], data: found.data};
     return arrays;
   };

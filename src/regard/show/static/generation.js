@@ -74,7 +74,8 @@ function mountGeneration(root, app) {
       element("div", {}, groups.length ? attend.root : null, groups.map(({whole}) => whole))));
   if (tree) {
     root.append(element("section", {class: "beam"}, element("h3", {}, "The beam"),
-      element("p", {class: "quiet"}, "Strong words were kept, faint ones left; the winning path is drawn in colour."), element("div", {class: "scroll"}, tree.root)));
+      element("p", {class: "quiet"}, "Strong words were kept, faint ones left; the winning path is drawn in colour."),
+      element("div", {class: "scroll"}, tree.root)));
   }
   root.addEventListener("keydown", control.keydown);
   let drawn = -1;
@@ -102,7 +103,8 @@ function mountGeneration(root, app) {
     attend.show(["all heads, their mean", "the selected head"], state.get("attend") === "head" ? 1 : 0);
     if (at !== drawn || names?.includes("theme")) {
       const rows = step.candidates.map(([text, value]) => ({text, value, marked: false}));
-      const hit = rows.find(({text, value}) => text === step.chosen[0] && Math.abs(value - step.chosen[1]) < 1e-6) ?? rows.find(({text}) => text === step.chosen[0]);
+      const hit = rows.find(({text, value}) => text === step.chosen[0]
+        && Math.abs(value - step.chosen[1]) < 1e-6) ?? rows.find(({text}) => text === step.chosen[0]);
       if (hit) Object.assign(hit, {marked: true, note: "chosen"});
       else rows.push({text: step.chosen[0], value: step.chosen[1], marked: true, note: "chosen"});
       bars.replaceChildren(barChart(`Candidates of step ${at + 1}`, rows, {most: Math.max(step.candidates[0]?.[1] ?? 0, step.chosen[1])}));
@@ -118,10 +120,12 @@ function mountGeneration(root, app) {
     groups.forEach((group, place) => {
       group.whole.hidden = !found[place];
       if (!found[place]) return;
-      const title = {source: look.shape === "encoder" ? "Looks at the text" : "Looks at the source", read: "Looks at what was read"}[group.columns] ?? `Looks at ${group.columns}`;
+      const title = {source: look.shape === "encoder" ? "Looks at the text" : "Looks at the source",
+        read: "Looks at what was read"}[group.columns] ?? `Looks at ${group.columns}`;
       group.title.replaceChildren(title, " ", element("small", {}, found[place].text));
       const list = look.sides[group.columns].tokens;
-      group.strip.show({tokens: list, chosen: state.get("column") === null ? -1 : within(state.get("column"), list.length), weights: found[place].weights, row: step.row});
+      group.strip.show({tokens: list, chosen: state.get("column") === null ? -1 : within(state.get("column"), list.length), weights: found[place].weights,
+        row: step.row});
     });
   }
 
@@ -129,8 +133,10 @@ function mountGeneration(root, app) {
     rows: {shape: [steps.length], data: Int32Array.from(steps, (step) => step.row)}, chosen: steps.map((step) => step.chosen[0]),
     probabilities: {shape: [steps.length], data: Float64Array.from(steps, (step) => step.chosen[1])},
     candidates: steps.flatMap((step) => step.candidates.map(([text]) => text)),
-    candidate_steps: {shape: [steps.reduce((sum, step) => sum + step.candidates.length, 0)], data: Int32Array.from(steps.flatMap((step, at) => step.candidates.map(() => at)))},
-    candidate_probabilities: {shape: [steps.reduce((sum, step) => sum + step.candidates.length, 0)], data: Float64Array.from(steps.flatMap((step) => step.candidates.map(([, p]) => p)))},
+    candidate_steps: {shape: [steps.reduce((sum, step) => sum + step.candidates.length, 0)],
+      data: Int32Array.from(steps.flatMap((step, at) => step.candidates.map(() => at)))},
+    candidate_probabilities: {shape: [steps.reduce((sum, step) => sum + step.candidates.length, 0)],
+      data: Float64Array.from(steps.flatMap((step) => step.candidates.map(([, p]) => p)))},
   });
   const drawing = () => tree?.root ?? bars.firstChild;
   return {update, save: {png: drawing, svg: drawing, npz}, unmount: control.stop};

@@ -3,6 +3,7 @@ import {element, framed, hideValue, number, showValue, svg, visible} from "./dom
 import {colour, headColour} from "./colour.js";
 import {chosenMatrix, summaries, textsOf, tokenAt, unitAt} from "./merge.js";
 import {Ribbons} from "./ribbons.js";
+import {eachTop} from "./store.js";
 
 const sideNames = {source: "the source", read: "what it reads", said: "what it says"};
 
@@ -11,7 +12,8 @@ class HeadView {
     [this.root, this.app] = [root, app];
     this.chips = element("div", {class: "chips", role: "group", "aria-label": "Heads"});
     const canvas = element("canvas", {"aria-hidden": "true"});
-    const drawing = svg("svg", {id: "head-drawing", role: "group", "aria-label": "Rows on the left look at columns on the right", onpointerleave: () => this.leave()});
+    const drawing = svg("svg", {id: "head-drawing", role: "group", "aria-label": "Rows on the left look at columns on the right",
+      onpointerleave: () => this.leave()});
     this.ribbons = new Ribbons(canvas, drawing);
     this.still = element("div", {class: "still"}, canvas, drawing);
     this.spacer = element("div", {});
@@ -36,7 +38,8 @@ class HeadView {
     const {app} = this;
     const {state} = app;
     const picked = names.includes("head") && !names.includes("view") && !names.includes("layer");
-    if (picked && state.get("summary") === "head") return state.set({heads: [state.get("head")]});
+    const alone = String(state.get("heads")) === String(state.get("head"));
+    if (picked && !alone && state.get("summary") === "head") return state.set({heads: [state.get("head")]});
     const turn = ++this.turn;
     const [look, layer, {words, summary}] = [app.look(), app.layer(), app.choice()];
     const weighed = async (mix) => ({...mix, ...(await this.weights(look, layer, {head: mix.head, summary, words}))});
@@ -61,15 +64,11 @@ class HeadView {
       };
       return {each, most, of: (row, column) => data[row * columns + column]};
     }
-    const [keys, weights] = [await this.app.store.tensor(layer.top.keys), await this.app.store.tensor(layer.top.weights)];
-    const count = keys.shape[2];
+    const top = await this.app.store.top(layer);
     const heads = choice.summary === "maximum" ? [...Array(layer.heads).keys()] : [choice.head];
     const each = (row, f) => {
       const found = new Map();
-      for (const head of heads) {
-        const from = (head * layer.queries + row) * count;
-        for (let at = from; at < from + count && keys.data[at] >= 0; at++) found.set(keys.data[at], Math.max(found.get(keys.data[at]) ?? 0, weights.data[at]));
-      }
+      for (const head of heads) eachTop(top, head, row, (key, weight) => found.set(key, Math.max(found.get(key) ?? 0, weight)));
       for (const [column, weight] of found) f(column, weight);
     };
     const of = (row, column) => {
@@ -97,7 +96,8 @@ class HeadView {
     };
     const chips = single ? all.map(chip) : [element("span", {class: "quiet"}, summaries[state.get("summary")])];
     const whole = on.size === all.length;
-    if (single && all.length > 1) chips.push(element("button", {class: "chip-all", onclick: () => choose(whole ? [state.get("head")] : all)}, whole ? "only one" : "all"));
+    if (single && all.length > 1) chips.push(element("button", {class: "chip-all", onclick: () => choose(whole ? [state.get("head")] : all)},
+      whole ? "only one" : "all"));
     const at = [...this.chips.children].indexOf(document.activeElement);
     this.chips.replaceChildren(...chips);
     if (at >= 0) this.chips.children[at]?.focus();
@@ -160,7 +160,8 @@ class HeadView {
       const amounts = this.shown.map((mix) => mix.of(row, unit));
       const mean = amounts.reduce((sum, weight) => sum + weight, 0) / amounts.length;
       const lines = this.shown.map((mix, at) => `${mix.name}: ${number(amounts[at])}`).slice(0, 16);
-      return showValue(event.clientX, event.clientY, [`${visible(this.rows[row])} → ${visible(this.columns[unit])}`, ...lines], {row, column: unit, value: mean});
+      return showValue(event.clientX, event.clientY, [`${visible(this.rows[row])} → ${visible(this.columns[unit])}`, ...lines],
+        {row, column: unit, value: mean});
     });
     group.addEventListener("click", () => {
       const token = tokenAt(this.look.sides[side === "row" ? this.layer.rows : this.layer.columns], this.words, unit);
@@ -206,10 +207,7 @@ class HeadView {
         const {rows, columns, data} = await chosenMatrix(this.app.store, this.look, this.layer, {...this.app.choice(), head});
         made[name.replaceAll(" ", "-")] = {shape: [rows, columns], data};
       }
-    } else {
-      made.keys = await this.app.store.tensor(this.layer.top.keys);
-      made.weights = await this.app.store.tensor(this.layer.top.weights);
-    }
+    } else Object.assign(made, await this.app.store.top(this.layer));
     return made;
   }
 

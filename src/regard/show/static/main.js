@@ -1,5 +1,5 @@
 // Read the data, settle what is selected, mount the views.
-import {element, framed, hideValue} from "./dom.js";
+import {element, framed, hideValue, visible} from "./dom.js";
 import {forgetColours} from "./colour.js";
 import {State} from "./state.js";
 import {Store, fromBase64} from "./store.js";
@@ -43,7 +43,7 @@ class App {
 
   // Tell a screen reader.
   say(text) {
-    document.getElementById("said").textContent = text;
+    document.getElementById("said").textContent = visible(text);
   }
 }
 
@@ -65,7 +65,7 @@ function settled(app) {
   const changes = {look: within(state.get("look"), page.looks.length) ?? 0};
   const look = page.looks[changes.look];
   let layer = look.layers.find(({name}) => name === state.get("layer"));
-  if (!layer) Object.assign(changes, tellingHead(look));
+  if (!layer) Object.assign(changes, tellingHead(look), state.get("head") ? {head: state.get("head")} : {}); // a head that the address names stays
   layer ??= look.layers.find(({name}) => name === changes.layer);
   if (layer) {
     changes.head = within(changes.head ?? state.get("head"), layer.heads) ?? 0;
@@ -85,6 +85,7 @@ function settled(app) {
 // Show a page; returns a function that takes it away again.
 function shown(page, blob, state, asked = null) {
   const app = new App(page, blob, state);
+  if (page.looks.length > 1 && !state.given) state.set({view: "compare"}); // what several looks are there for
   app.asked = asked; // {text, target} in a live page
   state.set(settled(app));
   app.replace = (answer, question) => {

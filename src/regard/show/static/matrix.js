@@ -2,6 +2,7 @@
 import {element, framed, hideValue, label, number, showValue, visible, word} from "./dom.js";
 import {palette} from "./colour.js";
 import {textsOf, tokenAt, unitAt} from "./merge.js";
+import {eachTop} from "./store.js";
 import {Tiles} from "./tiles.js";
 import {WeightMap} from "./map.js";
 
@@ -33,11 +34,12 @@ class MatrixView {
     const turn = ++this.turn;
     const [look, layer, choice] = [app.look(), app.layer(), app.choice()];
     const matrix = await app.matrix();
-    const top = matrix.pooled ? await this.tops(layer) : null;
+    const top = matrix.pooled ? await app.store.top(layer) : null;
     if (turn !== this.turn) return;
     const key = JSON.stringify([app.state.get("look"), layer.name, choice]);
     if (key !== this.key || names.includes("theme")) {
-      const before = this.map && this.look === look && this.layer.rows === layer.rows && this.layer.columns === layer.columns && this.words === choice.words ? this.map : null;
+      const before = this.map && this.look === look && this.layer.rows === layer.rows && this.layer.columns === layer.columns && this.words === choice.words
+        ? this.map : null;
       Object.assign(this, {key, look, layer, matrix, top, words: choice.words});
       this.make(choice, before);
     } else if (names.includes("size")) this.measure();
@@ -45,10 +47,6 @@ class MatrixView {
     if (names.includes("row") || names.includes("column")) this.map.reveal(...this.map.chosen);
     this.draw();
     await this.rank(turn);
-  }
-
-  async tops(layer) {
-    return {keys: await this.app.store.tensor(layer.top.keys), weights: await this.app.store.tensor(layer.top.weights)};
   }
 
   // The map of what is chosen, seen from where the one before it was.
@@ -59,7 +57,7 @@ class MatrixView {
     const units = matrix.pooled ? [layer.queries, layer.keys] : [matrix.rows, matrix.columns];
     const tiles = new Tiles(matrix, units, {ask, came: () => this.draw()});
     const heads = choice.summary === "maximum" ? [...Array(layer.heads).keys()] : [choice.head];
-    const points = matrix.pooled && !live ? (row, f) => heads.forEach((head) => this.known(head, row, f)) : null;
+    const points = matrix.pooled && !live ? (row, f) => heads.forEach((head) => eachTop(this.top, head, row, f)) : null;
     [this.rows, this.columns] = [textsOf(look.sides[layer.rows], this.words), textsOf(look.sides[layer.columns], this.words)];
     const first = !this.map;
     this.map = new WeightMap(tiles, this.rows, this.columns, {matrix: matrix.pooled ? null : matrix, points});
@@ -84,20 +82,13 @@ class MatrixView {
     this.map.size(this.canvas.getContext("2d"), room, Math.max(360, window.innerHeight - top - 24, this.rows.length > 64 ? window.innerHeight * 0.78 : 0));
   }
 
-  // What is known exactly of a pooled row: its weightiest keys.
-  known(head, row, f) {
-    const {keys, weights} = this.top;
-    const count = keys.shape[2];
-    const from = (head * this.layer.queries + row) * count;
-    for (let at = from; at < from + count && keys.data[at] >= 0; at++) f(keys.data[at], weights.data[at]);
-  }
-
   // The weight of a row for a column: exact where it is known, else at most the tile's.
   weight(row, column) {
     const {matrix, layer} = this;
     if (!matrix.pooled) return {value: matrix.data[row * matrix.columns + column], exact: true};
     let value = this.map.tiles.exactly(row, column);
-    if (this.app.state.get("summary") === "head") this.known(this.app.state.get("head"), row, (key, weight) => (value = key === column ? weight : value));
+    if (this.app.state.get("summary") === "head") eachTop(this.top, this.app.state.get("head"), row,
+      (key, weight) => (value = key === column ? weight : value));
     if (value !== null) return {value, exact: true};
     const [i, j] = [Math.floor((row * matrix.rows) / layer.queries), Math.floor((column * matrix.columns) / layer.keys)];
     return {value: matrix.data[i * matrix.columns + j], exact: false};
@@ -149,7 +140,8 @@ class MatrixView {
     if (!inside) return hideValue();
     const {value, exact} = this.weight(row, column);
     const names = `${visible(this.rows[row])} → ${visible(this.columns[column])}`;
-    return showValue(event.clientX, event.clientY, [exact ? number(value) : `at most ${number(value)}`, names, `row ${row}, column ${column}`], {row, column, value});
+    return showValue(event.clientX, event.clientY, [exact ? number(value) : `at most ${number(value)}`, names, `row ${row}, column ${column}`],
+      {row, column, value});
   }
 
   listen() {
@@ -237,10 +229,12 @@ class MatrixView {
     const sum = rest.reduce((total, key) => total + weights[key], 0);
     this.heading.replaceChildren(word(label(this.rows[row], 24)), " looks at");
     this.hint.textContent = rest.length ? `and ${rest.length.toLocaleString("en")} more, together ${number(sum)}` : "";
+    const whole = !this.matrix.pooled || this.app.page.live; // else what is not among the weightiest is not known
     return this.list.replaceChildren(...first.map((key) => {
+      const told = whole || weights[key] > 0 ? number(weights[key]) : `at most ${number(this.weight(row, key).value)}`;
       const item = element("li", {
         class: key === column ? "on" : null, "data-row": row, "data-column": key, "data-value": weights[key], onclick: () => this.select(row, key),
-      }, word(label(this.columns[key], 22)), element("span", {}, number(weights[key])));
+      }, word(label(this.columns[key], 22)), element("span", {}, told));
       item.style.setProperty("--share", `${100 * Math.min(1, weights[key])}%`);
       return item;
     }));

@@ -90,7 +90,7 @@ const isSelf = (layer) => layer.rows === layer.columns && layer.queries === laye
 // Which summaries can be made of a layer: of a long text only those that pooled weights are enough for.
 export function summariesFor(layer) {
   if (!layer.weights) return ["head", "maximum"];
-  return ["head", "mean", "maximum", ...(isSelf(layer) ? ["rollout"] : []), ...(layer.norms ? ["norm"] : [])];
+  return ["head", "mean", "maximum", ...(isSelf(layer) && layer.rolls ? ["rollout"] : []), ...(layer.norms ? ["norm"] : [])];
 }
 
 async function summed(store, look, layer, head, summary) {

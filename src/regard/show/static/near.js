@@ -11,7 +11,8 @@ function mountNear(root, app) {
   const strips = sides.map((side) => tokenStrip(titles[side] ?? side, (token) => state.set({side, token})));
   const bars = element("div");
   const title = element("h2");
-  root.append(...strips.map((strip, at) => element("section", {"data-side": sides[at]}, element("h3", {}, titles[sides[at]] ?? visible(sides[at])), strip.root)), element("section", {class: "nearest"}, title, bars));
+  root.append(...strips.map((strip, at) => element("section", {"data-side": sides[at]}, element("h3", {}, titles[sides[at]] ?? visible(sides[at])),
+    strip.root)), element("section", {class: "nearest"}, title, bars));
 
   const current = () => {
     const side = sides.includes(state.get("side")) ? state.get("side") : sides[0];
@@ -27,7 +28,8 @@ function mountNear(root, app) {
     if (shown === `${side} ${token}`) return;
     shown = `${side} ${token}`;
     title.replaceChildren("Nearest to ", tokenWord(tokens[token], {class: "said"}), element("small", {}, "  cosine in the embedding"));
-    bars.replaceChildren(nearest.length ? barChart(`Nearest to ${tokens[token]}`, nearest.map(([text, value]) => ({text, value})), {most: 1, width: 560, longest: 18}) : element("p", {class: "quiet"}, "No word is known to be near this token."));
+    bars.replaceChildren(nearest.length ? barChart(`Nearest to ${tokens[token]}`, nearest.map(([text, value]) => ({text, value})),
+      {most: 1, width: 560, longest: 18}) : element("p", {class: "quiet"}, "No word is known to be near this token."));
     app.say(`${visible(tokens[token])}: nearest ${nearest.slice(0, 3).map(([text, value]) => `${visible(text)} ${number(value)}`).join(", ")}`);
   }
 

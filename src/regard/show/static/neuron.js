@@ -61,7 +61,8 @@ async function reckoned(app, layer, head, row) {
     scores[s] = scored(inside, asking, vectorOf(key, head, s), vector, bias ? bias[s] : 0).score;
     seen[s] = exact ? recorded[s] > 0 : !layer.causal || s <= row;
   }
-  return {asking, answering: (s) => vectorOf(key, head, s), vector, bias, recorded, exact, scores, seen, ...softmaxOver(scores, seen)};
+  const told = (s) => number(exact || recorded[s] > 0 ? recorded[s] : null); // a dash where nothing was recorded
+  return {asking, answering: (s) => vectorOf(key, head, s), vector, bias, recorded, told, exact, scores, seen, ...softmaxOver(scores, seen)};
 }
 
 function mountNeuron(root, app) {
@@ -107,14 +108,14 @@ function mountNeuron(root, app) {
     body.replaceChildren(...order.map((s) => {
       const gauge = element("i");
       gauge.style.width = `${(100 * found.weights[s]) / most}%`;
-      const dash = element("span", {class: "quiet"}, "not seen");
+      const dash = element("span", {class: "quiet"}, "no weight");
       return element("tr", {
         tabindex: -1, "data-key": s, "data-score": found.scores[s], "data-power": found.powers[s], "data-weight": found.weights[s],
         "data-recorded": found.recorded[s], class: found.seen[s] ? null : "unseen-key",
       },
       element("th", {scope: "row"}, tokenWord(tokens[s])), element("td", {}, number(found.scores[s])),
       element("td", {}, found.seen[s] ? number(found.powers[s]) : dash), element("td", {}, found.seen[s] ? number(found.weights[s]) : ""),
-      element("td", {class: "gauge"}, gauge), element("td", {class: "quiet"}, number(found.recorded[s])));
+      element("td", {class: "gauge"}, gauge), element("td", {class: "quiet"}, found.told(s)));
     }));
   }
 
@@ -135,7 +136,8 @@ function mountNeuron(root, app) {
     const same = greatestOf(found.asking, key);
     const step = (name, title, ...parts) => element("li", {"data-step": name}, element("h3", {}, title), ...parts);
     const result = (text, value) => element("p", {class: "sum"}, text, element("output", {"data-value": value}, number(value)));
-    if (inside.kind === "even") return [step("score", "Every key scores the same", element("p", {}, "This layer does not compare: all scores are 0."), result("score = ", 0))];
+    if (inside.kind === "even") return [step("score", "Every key scores the same", element("p", {}, "This layer does not compare: all scores are 0."),
+      result("score = ", 0))];
     const pair = [{part: "query", text: "query", values: found.asking, most: same}, {part: "key", text: "key", values: key, most: same}];
     const width = found.asking.length;
     if (inside.kind === "additive") {
@@ -147,7 +149,8 @@ function mountNeuron(root, app) {
           signedBars("tanh of query plus key", [{part: "tanh", text: "tanh(q + k)", values: bent, most: 1}])),
         step("products", "Weigh each number", element("p", {}, "Times the layer's own vector v, the same for every pair."),
           signedBars("the vector v, and the products", [
-            {part: "vector", text: "v", values: found.vector, most: greatestOf(found.vector)}, {part: "products", text: "v × tanh", values: terms, most: greatestOf(terms)}])),
+            {part: "vector", text: "v", values: found.vector, most: greatestOf(found.vector)},
+            {part: "products", text: "v × tanh", values: terms, most: greatestOf(terms)}])),
         step("score", "Add up", result("score = ", score)),
       ];
     }
@@ -166,10 +169,13 @@ function mountNeuron(root, app) {
   function softmaxStep(layer, found) {
     const heads = ["key", "score", "e^(score − greatest)", "weight", "", "recorded"];
     const count = found.seen.reduce((a, b) => a + b, 0);
-    return element("li", {"data-step": "softmax", "data-sum": found.sum, "data-greatest": found.greatest}, element("h3", {}, "Softmax over all keys that are seen"),
+    return element("li", {"data-step": "softmax", "data-sum": found.sum, "data-greatest": found.greatest},
+      element("h3", {}, "Softmax over all keys that are seen"),
       element("p", {}, `The powers of ${count} ${count === 1 ? "key" : "keys"} sum to ${number(found.sum)}; each divided by that is its weight.`,
-        layer.keys > longestTable ? ` The ${longestTable} weightiest are listed.` : "", found.exact ? "" : " Of this long text only the weightiest keys were recorded."),
-      element("div", {class: "scroll"}, element("table", {class: "keys"}, element("thead", {}, element("tr", {}, heads.map((text) => element("th", {scope: "col"}, text)))), body)));
+        layer.keys > longestTable ? ` The ${longestTable} weightiest are listed.` : "",
+        found.exact ? "" : " Of this long text only the weightiest keys were recorded."),
+      element("div", {class: "scroll"}, element("table", {class: "keys"},
+        element("thead", {}, element("tr", {}, heads.map((text) => element("th", {scope: "col"}, text)))), body)));
   }
 
   async function update() {
@@ -197,14 +203,16 @@ function mountNeuron(root, app) {
     const weight = found.weights[column];
     const end = element("li", {"data-step": "weight"}, element("h3", {}, "The weight"),
       found.seen[column]
-        ? element("p", {}, "Of all that ", names.query(), " gathers, ", element("output", {"data-value": weight, "data-recorded": found.recorded[column]}, number(weight)), " comes from ", names.key(), ".")
-        : element("p", {}, names.query(), " does not see ", names.key(), ": the weight is 0."),
-      element("p", {class: "quiet"}, `Computed here from the vectors above, which are rounded to float16; recorded in the model: ${number(found.recorded[column])}.`));
+        ? element("p", {}, "Of all that ", names.query(), " gathers, ",
+          element("output", {"data-value": weight, "data-recorded": found.recorded[column]}, number(weight)), " comes from ", names.key(), ".")
+        : element("p", {}, names.query(), " gives ", names.key(), " no weight: it does not see it, or the weight is too small for float16."),
+      element("p", {class: "quiet"}, `Computed here from the vectors above, which are rounded to float16; recorded in the model: ${found.told(column)}.`));
     // Weights that do not sum to one fade after the softmax (local attention): by how much follows from what was recorded.
     const total = found.recorded.reduce((a, b) => a + b, 0);
     if (found.exact && found.seen[column] && Math.abs(total - 1) > 0.01) {
       const factor = found.recorded[column] / weight;
-      end.append(element("p", {}, "This layer looks at one place, and what is far from it fades: ", element("output", {class: "fade", "data-value": factor}, `× ${number(factor)}`), `. The weights of this row sum to ${number(total)}.`));
+      end.append(element("p", {}, "This layer looks at one place, and what is far from it fades: ",
+        element("output", {class: "fade", "data-value": factor}, `× ${number(factor)}`), `. The weights of this row sum to ${number(total)}.`));
     }
     // The table stays where it is while the pointer moves over it: only what stands before and after it is made anew.
     const table = last?.dataset.made === key ? last : softmaxStep(layer, found);

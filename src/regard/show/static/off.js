@@ -19,11 +19,12 @@ function tickedOf(text, look) {
 function changedTable(look, changed) {
   if (!changed.length) return element("p", {class: "quiet"}, "Every likeliest prediction stays as it was.");
   const tokens = (look.sides.said ?? look.sides.read ?? look.sides.source)?.tokens ?? [];
-  const place = (row) => (row < 0 ? "label" : ["after ", tokenWord(tokens[row] ?? "")]);
-  const before = (row) => (look.shape === "decoder" ? place(row) : row < 0 ? "label" : [`${row} `, tokenWord(tokens[row] ?? "")]);
-  return element("table", {class: "keys changed"}, element("thead", {}, element("tr", {}, ["at", "was", "", "is now"].map((text) => element("th", {scope: "col"}, text)))),
+  const place = (row) => (row < 0 ? "label" : [look.shape === "decoder" ? "after " : `${row} `, tokenWord(tokens[row] ?? "")]);
+  return element("table", {class: "keys changed"}, element("thead", {},
+    element("tr", {}, ["at", "was", "", "is now"].map((text) => element("th", {scope: "col"}, text)))),
     element("tbody", {}, changed.map(([row, was, now]) => element("tr", {"data-row": row, "data-was": visible(was), "data-now": visible(now)},
-      element("th", {scope: "row"}, before(row)), element("td", {}, tokenWord(was)), element("td", {class: "quiet"}, "→"), element("td", {}, tokenWord(now, {class: "said"}))))));
+      element("th", {scope: "row"}, place(row)), element("td", {}, tokenWord(was)), element("td", {class: "quiet"}, "→"),
+      element("td", {}, tokenWord(now, {class: "said"}))))));
 }
 
 function mountOff(root, app) {
@@ -48,18 +49,23 @@ function mountOff(root, app) {
   const table = element("section");
   const answer = element("section", {class: "panel", id: "off-answer", hidden: !page.live});
   const unit = off ? visible(off.measure) : "";
-  const about = element("p", {}, off ? ["Loss as it is: ", element("output", {"data-loss": off.loss}, number(off.loss)), ` ${unit}. Blue: the loss rises without the head; orange: it falls.`] : "Tick heads to switch them off.",
+  const about = element("p", {}, off ? ["Loss as it is: ", element("output", {"data-loss": off.loss}, number(off.loss)),
+    ` ${unit}. Blue: the loss rises without the head; orange: it falls.`] : "Tick heads to switch them off.",
     page.live ? " Ticked heads are switched off together." : "");
-  const alone = element("p", {class: "quiet", hidden: Boolean(page.live)}, "In this file heads are off one at a time; the live page (regard show without --out) switches off several at once.");
-  root.append(about, alone, element("div", {class: "pair"}, element("section", {}, element("div", {class: "scroll"}, grid)), element("div", {}, panel, answer)), table);
+  const alone = element("p", {class: "quiet", hidden: Boolean(page.live)},
+    "In this file heads are off one at a time; the live page (regard show without --out) switches off several at once.");
+  root.append(about, alone, element("div", {class: "pair"}, element("section", {}, element("div", {class: "scroll"}, grid)),
+    element("div", {}, panel, answer)), table);
   const cells = [];
 
   function buildGrid() {
     cells.length = 0;
-    const parts = Array.from({length: widest}, (_, head) => svg("text", {class: "tick", x: left + (head + 0.5) * cellWide, y: 14, "text-anchor": "middle"}, String(head)));
+    const parts = Array.from({length: widest}, (_, head) => svg("text", {class: "tick", x: left + (head + 0.5) * cellWide, y: 14, "text-anchor": "middle"},
+      String(head)));
     layers.forEach(({name, heads}, at) => {
       const y = 22 + at * cellTall;
-      const line = svg("g", {role: "row"}, svg("text", {class: "name", role: "rowheader", x: left - 10, y: y + cellTall / 2, dy: ".35em", "text-anchor": "end"}, visible(name)));
+      const line = svg("g", {role: "row"}, svg("text", {class: "name", role: "rowheader", x: left - 10, y: y + cellTall / 2, dy: ".35em",
+        "text-anchor": "end"}, visible(name)));
       for (let head = 0; head < heads; head++) {
         const one = found.get(keyOf(name, head));
         const delta = one ? change(one) : null;
@@ -68,7 +74,8 @@ function mountOff(root, app) {
         back.style.fill = shade(share, "diverging");
         const cell = svg("g", {
           class: Math.abs(share - 0.5) > 0.28 ? "cell strong" : "cell", role: "gridcell", tabindex: -1, transform: `translate(${left + head * cellWide} ${y})`,
-          "data-layer": name, "data-head": head, "data-loss": one?.loss, "data-value": delta, "aria-label": `${visible(name)}, head ${head}: ${delta === null ? "not known" : `loss ${signed(delta)}`}`,
+          "data-layer": name, "data-head": head, "data-loss": one?.loss, "data-value": delta,
+          "aria-label": `${visible(name)}, head ${head}: ${delta === null ? "not known" : `loss ${signed(delta)}`}`,
         }, back, svg("text", {x: (cellWide - 3) / 2, y: (cellTall - 3) / 2, dy: ".35em", "text-anchor": "middle"}, delta === null ? "" : brief(delta)));
         cells.push({cell, name, head, at});
         line.append(cell);
@@ -93,7 +100,8 @@ function mountOff(root, app) {
     const one = cellOf(event);
     const known = one && found.get(keyOf(one.name, one.head));
     if (!known) return hideValue();
-    showValue(event.clientX, event.clientY, [`${one.name}, head ${one.head}`, `loss ${number(known.loss)} (${signed(change(known))})`, `${known.changed.length} of the likeliest words change`],
+    showValue(event.clientX, event.clientY, [`${one.name}, head ${one.head}`, `loss ${number(known.loss)} (${signed(change(known))})`,
+      `${known.changed.length} of the likeliest words change`],
       {row: one.name, column: one.head, value: change(known)});
   });
   grid.addEventListener("pointerleave", hideValue);
@@ -122,16 +130,25 @@ function mountOff(root, app) {
   const columns = [["layer", "layer"], ["head", "head"], ["loss", "loss"], ["change", "change"], ["words", "words changed"]];
   function buildTable() {
     const [by, down] = [String(state.get("order") ?? "-change").replace("-", ""), String(state.get("order") ?? "-change").startsWith("-")];
-    const value = {layer: (one) => layers.findIndex(({name}) => name === one.layer), head: (one) => one.head, loss: (one) => one.loss, change, words: (one) => one.changed.length}[by] ?? change;
+    const value = {layer: (one) => layers.findIndex(({name}) => name === one.layer), head: (one) => one.head, loss: (one) => one.loss, change,
+      words: (one) => one.changed.length}[by] ?? change;
     const rows = [...found.values()].sort((a, b) => (down ? -1 : 1) * (value(a) - value(b)));
     const ticked = new Set(tickedOf(state.get("ticked"), look).map(([layer, head]) => keyOf(layer, head)));
-    body.replaceChildren(...rows.map((one) => element("tr", {"data-layer": one.layer, "data-head": one.head, "data-loss": one.loss, "data-value": change(one), class: one.layer === state.get("layer") && one.head === state.get("head") ? "chosen" : null},
-      page.live ? element("td", {}, element("input", {type: "checkbox", "aria-label": `${visible(one.layer)}, head ${one.head} off`, checked: ticked.has(keyOf(one.layer, one.head)), onchange: () => tick(one.layer, one.head)})) : null,
-      element("th", {scope: "row"}, element("button", {type: "button", class: "plain", onclick: () => select({name: one.layer, head: one.head})}, word(one.layer))),
-      element("td", {}, String(one.head)), element("td", {}, number(one.loss)), element("td", {}, signed(change(one))), element("td", {}, String(one.changed.length)))));
+    body.replaceChildren(...rows.map((one) => element("tr",
+      {"data-layer": one.layer, "data-head": one.head, "data-loss": one.loss, "data-value": change(one),
+      class: one.layer === state.get("layer") && one.head === state.get("head") ? "chosen" : null},
+      page.live ? element("td", {}, element("input", {type: "checkbox", "aria-label": `${visible(one.layer)}, head ${one.head} off`,
+        checked: ticked.has(keyOf(one.layer, one.head)), onchange: () => tick(one.layer, one.head)})) : null,
+      element("th", {scope: "row"}, element("button", {type: "button", class: "plain", onclick: () => select({name: one.layer, head: one.head})},
+        word(one.layer))),
+      element("td", {}, String(one.head)), element("td", {}, number(one.loss)), element("td", {}, signed(change(one))),
+      element("td", {}, String(one.changed.length)))));
     const heads = columns.map(([name, text]) => element("th", {scope: "col", "aria-sort": name === by ? (down ? "descending" : "ascending") : "none"},
-      element("button", {type: "button", class: "plain", "data-order": name, onclick: () => state.set({order: by === name && down ? name : `-${name}`})}, `${text}${name === by ? (down ? " ↓" : " ↑") : ""}`)));
-    table.replaceChildren(element("h3", {}, "All heads"), element("div", {class: "scroll short"}, element("table", {class: "keys sortable"}, element("thead", {}, element("tr", {}, page.live ? element("th", {scope: "col"}, "off") : null, heads)), body)));
+      element("button", {type: "button", class: "plain", "data-order": name, onclick: () => state.set({order: by === name && down ? name : `-${name}`})},
+        `${text}${name === by ? (down ? " ↓" : " ↑") : ""}`)));
+    table.replaceChildren(element("h3", {}, "All heads"),
+      element("div", {class: "scroll short"}, element("table", {class: "keys sortable"},
+      element("thead", {}, element("tr", {}, page.live ? element("th", {scope: "col"}, "off") : null, heads)), body)));
   }
 
   function showOne() {
@@ -147,20 +164,24 @@ function mountOff(root, app) {
     panel.hidden = !one;
     if (!one) return;
     panel.replaceChildren(element("h3", {}, word(name), `, head ${head} off`),
-      element("p", {class: "sum"}, `${number(off.loss)} → `, element("output", {"data-loss": one.loss}, number(one.loss)), ` ${unit} (${signed(change(one))})`), changedTable(look, one.changed));
+      element("p", {class: "sum"}, `${number(off.loss)} → `, element("output", {"data-loss": one.loss}, number(one.loss)),
+        ` ${unit} (${signed(change(one))})`), changedTable(look, one.changed));
     app.say(`${visible(name)}, head ${head} off: loss ${signed(change(one))}, ${one.changed.length} predictions change`);
   }
 
   async function ask() {
     const ticked = tickedOf(state.get("ticked"), look);
     const mine = turn();
-    if (!ticked.length) return answer.replaceChildren(element("h3", {}, "Several heads off"), element("p", {class: "quiet"}, "Tick heads in the table below, or press space on one in the grid."));
+    if (!ticked.length) return answer.replaceChildren(element("h3", {}, "Several heads off"),
+      element("p", {class: "quiet"}, "Tick heads in the table below, or press space on one in the grid."));
     answer.replaceChildren(element("h3", {}, `${ticked.length} ${ticked.length === 1 ? "head" : "heads"} off`), element("p", {class: "quiet"}, "computing …"));
     const got = await app.store.post("off", {look: page.looks.indexOf(look), heads: ticked});
     if (!mine()) return;
     answer.replaceChildren(...[element("h3", {}, `${ticked.length} ${ticked.length === 1 ? "head" : "heads"} off`),
-      element("p", {class: "sum"}, off ? `${number(off.loss)} → ` : "loss ", element("output", {"data-loss": got.loss}, number(got.loss)), ` ${unit}${off ? ` (${signed(got.loss - off.loss)})` : ""}`),
-      got.said === null || got.said === undefined ? null : element("p", {}, "says ", word(got.said, {class: "said", id: "off-said"})), changedTable(look, got.changed)].filter(Boolean));
+      element("p", {class: "sum"}, off ? `${number(off.loss)} → ` : "loss ", element("output", {"data-loss": got.loss}, number(got.loss)),
+        ` ${unit}${off ? ` (${signed(got.loss - off.loss)})` : ""}`),
+      got.said === null || got.said === undefined ? null : element("p", {}, "says ", word(got.said, {class: "said", id: "off-said"})),
+      changedTable(look, got.changed)].filter(Boolean));
     app.say(`${ticked.length} heads off: loss ${number(got.loss)}`);
   }
 

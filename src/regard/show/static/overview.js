@@ -111,8 +111,11 @@ class Overview {
     this.thumbs = [];
     const sort = this.sort();
     const offered = ["layer", ...Object.keys(measures).filter((name) => layers.some((layer) => layer[name]))];
-    const buttons = offered.map((name) => element("button", {id: `sort-${name}`, "aria-pressed": name === sort ? "true" : "false", title: measured[name] ?? "a row a layer", onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : measures[name]));
-    this.tools.replaceChildren(element("span", {class: "quiet"}, "in order"), element("div", {class: "choose", role: "group", "aria-label": "in order of"}, buttons),
+    const buttons = offered.map((name) => element("button",
+      {id: `sort-${name}`, "aria-pressed": name === sort ? "true" : "false", title: measured[name] ?? "a row a layer",
+      onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : measures[name]));
+    this.tools.replaceChildren(element("span", {class: "quiet"}, "in order"),
+      element("div", {class: "choose", role: "group", "aria-label": "in order of"}, buttons),
       element("span", {class: "quiet"}, sort === "layer" ? "under each head its entropy in bits: few bits, few keys" : `under each head: ${measured[sort]}`));
     this.grid.replaceChildren(...(sort === "layer" ? this.groups(layers) : [this.sorted(layers, sort)]));
   }
@@ -127,7 +130,8 @@ class Overview {
         const row = element("div", {class: "thumbs", role: "row"}, thumbs);
         row.style.setProperty("--across", most);
         row.style.setProperty("--thumb", most > 8 ? "7rem" : most > 4 ? "8.5rem" : most > 2 ? "10.5rem" : "16rem");
-        return element("div", {class: "layer-row", role: "presentation"}, element("span", {title: visible(layer.name)}, `${layer.name.match(/\d+/)?.[0] ?? at}`), row);
+        return element("div", {class: "layer-row", role: "presentation"},
+          element("span", {title: visible(layer.name)}, `${layer.name.match(/\d+/)?.[0] ?? at}`), row);
       });
       return element("section", {class: "group", role: "rowgroup", "aria-label": visible(kind)}, element("h3", {}, spoken[kind] ?? visible(kind)), rows);
     });
@@ -151,7 +155,8 @@ class Overview {
     const told = numbers.map((name) => `${measures[name]} ${number(layer[name][head])}`);
     const value = layer[shown]?.[head] ?? null;
     const full = title === layer.name; // then the head stands beside its number
-    const under = element("div", {class: full ? "under full" : "under"}, element("span", {}, visible(title)), element("span", {}, full ? `head ${head}: ${number(value)}` : number(value)));
+    const under = element("div", {class: full ? "under full" : "under"}, element("span", {}, visible(title)),
+      element("span", {}, full ? `head ${head}: ${number(value)}` : number(value)));
     const thumb = element("button", {
       class: "thumb", role: "gridcell", tabindex: -1, "data-layer": layer.name, "data-head": head, "data-value": value,
       "aria-label": visible(`${layer.name}, head ${head}, ${told.join(", ")}`),

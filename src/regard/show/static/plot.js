@@ -120,7 +120,8 @@ export function drawnLabel(text, longest) {
 export function barChart(name, rows, {most = null, width = 520, longest = 14} = {}) {
   const [height, left, right] = [25, 130, 120];
   const top = most ?? Math.max(1e-9, ...rows.map((row) => row.value));
-  const root = svg("svg", {class: "bars", viewBox: `0 0 ${width} ${height * rows.length + 4}`, width, height: height * rows.length + 4, role: "list", "aria-label": visible(name)});
+  const root = svg("svg", {class: "bars", viewBox: `0 0 ${width} ${height * rows.length + 4}`, width, height: height * rows.length + 4, role: "list",
+    "aria-label": visible(name)});
   rows.forEach((row, at) => {
     const long = Math.max(1.5, (Math.max(0, row.value) / top) * (width - left - right));
     const y = at * height;

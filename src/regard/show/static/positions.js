@@ -38,10 +38,12 @@ function plotOf(position, table) {
     const lines = Array.from({length: rows}, (_, head) => ({
       name: `head ${head}`, colour: headColour(head), values: Array.from(table.data.subarray(head * columns, (head + 1) * columns)),
     }));
-    return linePlot({title: "Bias by distance, a line a head", x: Array.from({length: columns}, (_, at) => position.first + at), lines, across: "distance", up: "bias"});
+    return linePlot({title: "Bias by distance, a line a head", x: Array.from({length: columns}, (_, at) => position.first + at), lines, across: "distance",
+      up: "bias"});
   }
   const up = position.kind === "rotary" ? "mean cosine of the turn" : "mean cosine";
-  return linePlot({title: "Likeness of two positions by distance", x: Array.from({length: rows}, (_, at) => at), lines: [{name: up, values: likeness(table)}], across: "distance", up});
+  return linePlot({title: "Likeness of two positions by distance", x: Array.from({length: rows}, (_, at) => at),
+    lines: [{name: up, values: likeness(table)}], across: "distance", up});
 }
 
 // One table: its image, the value under the pointer or the cursor, and its plot.
@@ -92,7 +94,8 @@ function tableFigure(app, position, table, at) {
     element("div", {class: "along"}, corner(names[1], top[1]), corner("", bottom[1])));
   const plot = plotOf(position, table);
   const what = {
-    table: "One row a position. Beside it, how alike two rows are, by how far they stand apart.", rotary: "Cosines and sines by which queries and keys are turned.",
+    table: "One row a position. Beside it, how alike two rows are, by how far they stand apart.",
+    rotary: "Cosines and sines by which queries and keys are turned.",
     bias: "What is added to every score, by how far the key stands from the query.",
   };
   const whole = element("section", {class: "position", "data-table": at, "data-kind": position.kind}, element("h2", {}, word(position.name)),

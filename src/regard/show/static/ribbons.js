@@ -130,7 +130,8 @@ export class Ribbons {
     }
     context.globalAlpha = 1;
     context.clearRect(0, 0, this.width, aboveUnits - 2); // what scrolls out goes behind the captions
-    for (const [name, value] of Object.entries({width: this.width, height: this.height, viewBox: `0 0 ${this.width} ${this.height}`})) this.drawing.setAttribute(name, value);
+    for (const [name, value] of Object.entries({width: this.width, height: this.height,
+      viewBox: `0 0 ${this.width} ${this.height}`})) this.drawing.setAttribute(name, value);
     const held = document.activeElement?.closest?.(".unit");
     const back = held && this.drawing.contains(held) ? held.dataset : null;
     this.drawing.replaceChildren(
@@ -164,8 +165,10 @@ export class Ribbons {
     });
     const [wide, left] = [this.wide[side], side === "row"];
     const anchor = left ? "end" : "start";
-    group.append(svg("rect", {class: "back", x: left ? this.left - 3 - wide : this.right + 3, y: y - unitHeight / 2 + 1, width: wide, height: unitHeight - 2, rx: 4}));
-    group.append(svg("text", {x: left ? this.left - 10 : this.right + 10, y, dy: ".35em", "text-anchor": anchor, class: mean !== null && mean < 0.02 * this.shown[0].most ? "faint" : null}, label(text)));
+    group.append(svg("rect", {class: "back", x: left ? this.left - 3 - wide : this.right + 3, y: y - unitHeight / 2 + 1, width: wide, height: unitHeight - 2,
+      rx: 4}));
+    group.append(svg("text", {x: left ? this.left - 10 : this.right + 10, y, dy: ".35em", "text-anchor": anchor,
+      class: mean !== null && mean < 0.02 * this.shown[0].most ? "faint" : null}, label(text)));
     if (amounts) group.append(...this.numbers(amounts, mean, left, left ? this.left - wide - 8 : this.right + wide + 10, y, anchor));
     listen(group, side, unit);
     return group;
@@ -178,7 +181,8 @@ export class Ribbons {
     if (!left && each) {
       amounts.forEach((weight, at) => {
         const opacity = Math.sqrt(Math.min(1, weight / this.shown[at].most));
-        found.push(svg("rect", {x: x + at * each, y: y - 7, width: each - 1, height: 14, fill: this.shown[at].paint, "fill-opacity": opacity, "data-head": this.shown[at].head, "data-value": weight}));
+        found.push(svg("rect", {x: x + at * each, y: y - 7, width: each - 1, height: 14, fill: this.shown[at].paint, "fill-opacity": opacity,
+          "data-head": this.shown[at].head, "data-value": weight}));
       });
     }
     if (mean >= 0.0005) found.push(svg("text", {class: "amount", x: left ? x : x + this.swatches + 6, y, dy: ".35em", "text-anchor": anchor}, number(mean)));
@@ -190,7 +194,8 @@ export class Ribbons {
     const paths = this.lines().map((line) => {
       const [x1, y1, ...rest] = this.curve(line).map((value) => Math.round(10 * value) / 10);
       const {width, opacity} = this.stroke(line);
-      return svg("path", {d: `M${x1} ${y1}C${rest.join(" ")}`, fill: "none", stroke: line.mix.paint, "stroke-width": width.toFixed(2), "stroke-opacity": opacity.toFixed(3)});
+      return svg("path", {d: `M${x1} ${y1}C${rest.join(" ")}`, fill: "none", stroke: line.mix.paint, "stroke-width": width.toFixed(2),
+        "stroke-opacity": opacity.toFixed(3)});
     });
     const group = svg("g", {}, paths);
     this.drawing.prepend(group);

@@ -90,7 +90,8 @@ export class Shell {
     const current = fitting.find((view) => view.name === state.get("view"));
     if (this.tabs.dataset.names !== fitting.map(({name}) => name).join()) {
       this.tabs.dataset.names = fitting.map(({name}) => name).join();
-      this.tabs.replaceChildren(...fitting.map((view) => element("button", {id: `tab-${view.name}`, title: `${view.about} (${view.key})`, onclick: () => state.set({view: view.name})}, view.title)));
+      this.tabs.replaceChildren(...fitting.map((view) => element("button",
+        {id: `tab-${view.name}`, title: `${view.about} (${view.key})`, onclick: () => state.set({view: view.name})}, view.title)));
     }
     for (const tab of this.tabs.children) {
       if (tab.id === `tab-${current?.name}`) tab.setAttribute("aria-current", "page");
@@ -128,7 +129,8 @@ export class Shell {
     this.saving.open = false;
     hideValue();
     const {state} = this.app;
-    const name = [state.get("view"), state.get("layer"), state.get("summary") === "head" ? `head-${state.get("head")}` : state.get("summary")].filter(Boolean).join("-");
+    const name = [state.get("view"), state.get("layer"),
+      state.get("summary") === "head" ? `head-${state.get("head")}` : state.get("summary")].filter(Boolean).join("-");
     try {
       const made = await this.handle.save[kind]();
       await {png: savePNG, svg: saveSVG, npz: saveNPZ}[kind](name, made);
@@ -160,7 +162,8 @@ export class Shell {
   }
 
   makeAsking() {
-    const [text, target] = [element("input", {id: "ask-text", type: "text", placeholder: "another text", "aria-label": "text"}), element("input", {id: "ask-target", type: "text", placeholder: "target (or leave it to the model)", "aria-label": "target"})];
+    const [text, target] = [element("input", {id: "ask-text", type: "text", placeholder: "another text", "aria-label": "text"}),
+      element("input", {id: "ask-target", type: "text", placeholder: "target (or leave it to the model)", "aria-label": "target"})];
     [text.value, target.value] = [this.app.asked?.text ?? "", this.app.asked?.target ?? ""];
     const send = element("button", {type: "submit"}, "Look");
     const crossing = this.app.page.looks[0].shape !== "encoder";

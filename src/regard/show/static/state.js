@@ -32,7 +32,9 @@ export function written(values) {
 // The selection. Any further name (step, other, sort, ...) may be set: a number, a text, or null for none.
 export class State {
   constructor(hash) {
-    this.values = {...firstState, ...parsed(hash)};
+    const given = parsed(hash);
+    this.given = "view" in given; // whether the address names a view
+    this.values = {...firstState, ...given};
     this.watchers = new Set();
   }
 
@@ -45,6 +47,7 @@ export class State {
     const different = Object.keys(changes).filter((name) => String(changes[name]) !== String(this.values[name]));
     if (!different.length) return;
     Object.assign(this.values, changes);
+    this.given ||= "view" in changes;
     this.address();
     for (const watcher of [...this.watchers]) watcher(different);
   }

@@ -57,6 +57,13 @@ export function pooledTiles(data, columns, [a, b], [c, d], size) {
   return {shape: [tall, wide], data: tiles};
 }
 
+// The weightiest keys of a row of a long text, weightiest first: f(key, weight) for each. top: {keys, weights}, H x T x k.
+export function eachTop({keys, weights}, head, row, f) {
+  const [, rows, count] = keys.shape;
+  const from = (head * rows + row) * count;
+  for (let at = from; at < from + count && keys.data[at] >= 0; at++) f(keys.data[at], weights.data[at]);
+}
+
 // What a server says when it does not do something.
 async function refusal(answer) {
   const said = await answer.json().catch(() => null);
@@ -87,11 +94,13 @@ export class Store {
     return this.peek(ref);
   }
 
-  // make() once a key; the oldest are forgotten. What is made may be a promise.
+  // make() once a key; the oldest are forgotten. What is made may be a promise; one that fails is made again when asked for again.
   remember(key, make) {
     if (!this.made.has(key)) {
       if (this.made.size >= kept) this.made.delete(this.made.keys().next().value);
-      this.made.set(key, make());
+      const made = make();
+      this.made.set(key, made);
+      made.catch?.(() => this.made.get(key) === made && this.made.delete(key));
     }
     return this.made.get(key);
   }
@@ -108,7 +117,7 @@ export class Store {
     if (layer.weights) return (await this.matrix(layer, head)).data.subarray(t * layer.keys, (t + 1) * layer.keys);
     if (this.page.live) return this.remember(`row ${this.page.looks.indexOf(look)} ${layer.name} ${head} ${t}`, () => this.askedRow(look, layer, head, t));
     const row = new Float32Array(layer.keys);
-    for (const [key, weight] of await this.top(layer, head, t)) row[key] = weight;
+    eachTop(await this.top(layer), head, t, (key, weight) => (row[key] = weight));
     return row;
   }
 
@@ -121,14 +130,9 @@ export class Store {
     return row;
   }
 
-  // The weightiest keys of a row of a long text: [[key, weight], ...], weightiest first.
-  async top(layer, head, t) {
-    const [keys, weights] = [await this.tensor(layer.top.keys), await this.tensor(layer.top.weights)];
-    const count = keys.shape[2];
-    const from = (head * layer.queries + t) * count;
-    const found = [];
-    for (let at = from; at < from + count && keys.data[at] >= 0; at++) found.push([keys.data[at], weights.data[at]]);
-    return found;
+  // The weightiest keys of all rows of a long text: {keys, weights}, for eachTop.
+  async top(layer) {
+    return {keys: await this.tensor(layer.top.keys), weights: await this.tensor(layer.top.weights)};
   }
 
   // The greatest weights in at most size x size tiles of rows [a, b] and columns [c, d]: {shape, data}.
@@ -146,7 +150,8 @@ export class Store {
   // Weights from the server, remembered.
   asked(look, layer, head, [a, b], [c, d], size) {
     const number = this.page.looks.indexOf(look);
-    const asking = new URLSearchParams({look: number, layer: layer.name, head, rows: `${a}:${b}`, columns: `${c}:${d}`, size});
+    const {turn} = this.page; // by which the server knows whether it is this page's text that it has
+    const asking = new URLSearchParams({look: number, layer: layer.name, head, rows: `${a}:${b}`, columns: `${c}:${d}`, size, turn});
     return this.remember(`asked ${asking}`, async () => {
       const answer = await fetch(`${this.page.live}/weights?${asking}`);
       if (!answer.ok) throw await refusal(answer);
@@ -158,7 +163,7 @@ export class Store {
   // Ask the server for something else: JSON in and out.
   async post(what, body) {
     const answer = await fetch(`${this.page.live}/${what}`, {
-      method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body),
+      method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify({...body, turn: this.page.turn}),
     });
     if (!answer.ok) throw await refusal(answer);
     return answer.json();

@@ -1,7 +1,8 @@
 // The texts above every view: click a token to choose a row; what it looks at is shaded.
-import {element, number, visible} from "./dom.js";
+import {element, number} from "./dom.js";
 import {shade, strength} from "./colour.js";
 import {textsOf, tokenAt, unitAt} from "./merge.js";
+import {tokenWord} from "./tokens.js";
 
 const shownAtOnce = 400; // tokens of a text
 const sideTitles = {source: "source", read: "reads", said: "says"};
@@ -12,10 +13,11 @@ function sidesShown(look, layer) {
   return ["source", target].filter((name) => look.sides[name]);
 }
 
-// A token with the sign of a space before it made faint.
-function spelled(text) {
-  const [space] = text.match(/^▁+/) ?? [""];
-  return element("bdi", {}, element("span", {class: "space"}, space), visible(text.slice(space.length)));
+// Which words of the source and of what is said belong together, as Moses writes it.
+function alignmentLine({alignment}) {
+  if (!alignment) return [];
+  const title = "words of the source and of what is said, counted from 0, as Moses writes them";
+  return [element("div", {class: "line", title}, element("span", {class: "side"}, "aligned"), element("span", {id: "alignment", class: "quiet"}, alignment))];
 }
 
 export class Texts {
@@ -35,7 +37,7 @@ export class Texts {
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       this.units.clear();
-      this.root.replaceChildren(...names.map((name, at) => this.line(look.sides[name], name, words, parts[at], layer)));
+      this.root.replaceChildren(...names.map((name, at) => this.line(look.sides[name], name, words, parts[at], layer)), ...alignmentLine(look));
     }
     await this.shadeAll(look, layer, words);
   }
@@ -55,7 +57,7 @@ export class Texts {
     const chooses = layer?.rows === name ? "row" : layer?.columns === name ? "column" : null;
     const found = [];
     for (let unit = start; unit < stop; unit++) {
-      const token = element(chooses ? "button" : "span", {class: "token", "data-unit": unit}, spelled(texts[unit]));
+      const token = element(chooses ? "button" : "span", {class: "token", "data-unit": unit}, tokenWord(texts[unit]));
       if (chooses) token.addEventListener("click", () => this.choose(chooses, side, words, unit));
       found.push(token);
     }
@@ -87,6 +89,7 @@ export class Texts {
     const row = state.get("row");
     const weights = layer && row !== null ? await this.app.row(row) : null;
     if (weights && (state.get("row") !== row || this.app.layer() !== layer)) return;
+    const whole = layer?.weights || this.app.page.live; // else only the weightiest keys are known
     for (const [name, {found, start, chooses}] of this.units) {
       const at = (token) => (token === null ? -1 : unitAt(look.sides[name], words, token));
       const looked = weights && layer.columns === name;
@@ -101,7 +104,7 @@ export class Texts {
         token.classList.toggle("strong", share > 0.6);
         token.classList.toggle("chosen", unit === chosen);
         token.classList.toggle("aimed", unit === aimed);
-        if (looked) token.title = number(weights[unit]);
+        if (looked && (whole || weights[unit] > 0)) token.title = number(weights[unit]);
         else token.removeAttribute("title");
         if (!chooses) return;
         token.setAttribute("aria-pressed", unit === pressed ? "true" : "false");

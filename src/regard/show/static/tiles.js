@@ -24,6 +24,9 @@ function cut({columns, data}, top, left, tall, wide) {
   return part;
 }
 
+// The name of a tile that the server gives, `step` units long.
+const askedKey = (step, top, left) => `asked ${step} ${top} ${left}`;
+
 export class Tiles {
   // matrix: {rows, columns, data}. units: [T, S], what it covers; more than its cells when it is pooled.
   // ask(rows, columns, size), when given, brings finer tiles of a pooled matrix; came() is called when they are there.
@@ -31,7 +34,7 @@ export class Tiles {
     Object.assign(this, {tall, wide, ask, came});
     this.levels = [matrix];
     this.kept = new Map();
-    this.exact = new Map(); // tiles of the server in which a cell is one weight
+    this.exact = new Map(); // tiles of the server in which a cell is one weight, while they are kept
     // A floor, so that attention spread evenly over many tokens stays as faint as it is.
     this.most = Math.min(0.25, matrix.most ?? 1);
     for (const value of matrix.data) if (value > this.most) this.most = value;
@@ -43,7 +46,11 @@ export class Tiles {
   }
 
   keep(key, canvas) {
-    if (this.kept.size >= mostTiles) this.kept.delete(this.kept.keys().next().value);
+    if (this.kept.size >= mostTiles) {
+      const oldest = this.kept.keys().next().value;
+      this.kept.delete(oldest);
+      this.exact.delete(oldest);
+    }
     this.kept.set(key, canvas);
     return canvas;
   }
@@ -55,7 +62,7 @@ export class Tiles {
   // The weight itself, where the server has given it, else null.
   exactly(row, column) {
     const [top, left] = [row - (row % tileSize), column - (column % tileSize)];
-    const part = this.exact.get(`${top} ${left}`);
+    const part = this.exact.get(askedKey(tileSize, top, left));
     return part ? part.data[(row - top) * part.columns + column - left] : null;
   }
 
@@ -86,7 +93,7 @@ export class Tiles {
     for (let top = Math.floor(Math.max(0, a) / step) * step; top < Math.min(b, this.tall); top += step) {
       for (let left = Math.floor(Math.max(0, c) / step) * step; left < Math.min(d, this.wide); left += step) {
         const [bottom, right] = [Math.min(this.tall, top + step), Math.min(this.wide, left + step)];
-        const key = `asked ${step} ${top} ${left}`;
+        const key = askedKey(step, top, left);
         const tile = this.kept.get(key);
         // The server's tiles are whole units long, so the last ones may reach beyond the matrix.
         const [down, across] = [Math.ceil((bottom - top) / tileSize), Math.ceil((right - left) / tileSize)];
@@ -95,7 +102,7 @@ export class Tiles {
           this.kept.set(key, null); // asked for, not yet here
           this.ask([top, bottom], [left, right], tileSize).then(({shape, data}) => {
             this.keep(key, this.painted(data, shape[0], shape[1]));
-            if (step === tileSize) this.exact.set(`${top} ${left}`, {columns: shape[1], data});
+            if (step === tileSize) this.exact.set(key, {columns: shape[1], data});
             this.came();
           }, () => this.kept.delete(key));
         }

@@ -18,7 +18,8 @@ export function mountTime(root, app) {
   const measure = chooser("over time:", (at) => state.set({measure: offered[at][0]}), {id: "measure"});
   const plot = element("div", {id: "over-time"});
   const film = element("div", {class: "film", role: "group", "aria-label": "All checkpoints"});
-  root.append(control.root, element("div", {class: "pair"}, element("figure", {}, title, map.canvas), element("section", {}, element("div", {class: "tools"}, measure.root), plot)), film);
+  root.append(control.root, element("div", {class: "pair"}, element("figure", {}, title, map.canvas),
+    element("section", {}, element("div", {class: "tools"}, measure.root), plot)), film);
   root.addEventListener("keydown", control.keydown);
   let [offered, filmed, wanted] = [timeMeasures, "", null];
 
@@ -39,7 +40,8 @@ export function mountTime(root, app) {
       const canvas = element("canvas", {"aria-hidden": "true"});
       paint(canvas, made.data, made.rows, made.columns, (value) => strength(value));
       canvas.style.aspectRatio = `${made.columns} / ${made.rows}`;
-      return element("button", {type: "button", class: "frame", "data-look": at, "aria-label": visible(look.label), onclick: () => go(at)}, canvas, element("span", {}, label(look.label, 16)));
+      return element("button", {type: "button", class: "frame", "data-look": at, "aria-label": visible(look.label), onclick: () => go(at)}, canvas,
+        element("span", {}, label(look.label, 16)));
     }));
     if (filmed === key) film.replaceChildren(...frames.filter(Boolean));
   }
@@ -79,7 +81,8 @@ export function mountTime(root, app) {
       if (made) arrays[`weights_${at}`] = {shape: [made.rows, made.columns], data: made.data.slice()};
     }
     for (const [name] of offered) {
-      arrays[name] = {shape: [layers.length], data: Float64Array.from(layers, (one) => (one ? headNumber(one, name, within(state.get("head"), one.heads), "head") : null) ?? NaN)};
+      arrays[name] = {shape: [layers.length], data: Float64Array.from(layers,
+        (one) => (one ? headNumber(one, name, within(state.get("head"), one.heads), "head") : null) ?? NaN)};
     }
     return arrays;
   };

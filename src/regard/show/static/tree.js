@@ -27,7 +27,8 @@ export function beamTree(nodes, pick) {
   const {steps, places} = placed(nodes);
   const tallest = Math.max(...steps.map((list) => list?.length ?? 0));
   const [width, height] = [58 + steps.length * treeStep, 26 + tallest * treeLine];
-  const root = svg("svg", {class: "tree", viewBox: `0 0 ${width} ${height}`, width, height, role: "tree", "aria-label": "Beam search, steps from left to right"});
+  const root = svg("svg", {class: "tree", viewBox: `0 0 ${width} ${height}`, width, height, role: "tree",
+    "aria-label": "Beam search, steps from left to right"});
   const start = {x: -40, y: 20};
   const [faint, strong, labels] = [svg("g", {class: "faint"}), svg("g", {class: "strong"}), svg("g")];
   root.append(faint, strong, svg("circle", {class: "begin", cx: 36, cy: 20, r: 3}), labels);
