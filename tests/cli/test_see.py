@@ -146,7 +146,7 @@ def test_what_cannot_be_is_refused_in_a_line(
 
 def test_a_file_that_cannot_be_written_is_said_in_a_line(run: Path, tmp_path: Path):
     code, out, err = regard("show", run, "abc", "--out", tmp_path / "nowhere" / "page.html")
-    assert (code, out) == (74, "")
+    assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert str(tmp_path / "nowhere") in err
 

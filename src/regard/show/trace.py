@@ -229,6 +229,9 @@ class Weights(Mapping[str, Tensor]):
             raise KeyError(name)
         return self.reading.matrix(name)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.reading.shapes  # without working it out
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.reading.shapes)
 
