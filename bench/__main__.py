@@ -164,6 +164,15 @@ def duplication_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str
     return f"Duplication, {task.length} tokens", duplication.table(found), duplication.facts(task)
 
 
+def critic_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """The critic's claim on a text: title, table, facts."""
+    from bench import critic
+
+    task = critic.Task(**{name: getattr(chosen, name) for name in critic.Task.__dataclass_fields__})
+    found = critic.measure(task, chosen.text, chosen.keep, chosen.jobs, lambda line: print(line, file=sys.stderr))
+    return f"The critic, {Path(chosen.text).stem}", critic.table(found), critic.facts(task, chosen.jobs)
+
+
 def page_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     """The attention page: title, table, facts."""
     from bench import bertviz
@@ -212,7 +221,7 @@ def in_words(network: Network) -> str:
 
 def command(words: list[str]) -> str:
     """What was typed, folders by their last name only."""
-    folder = re.compile(r"(--data|--model|--keep|--plot|--libraries)[ =](\S+)")
+    folder = re.compile(r"(--data|--model|--keep|--plot|--libraries|--text)[ =](\S+)")
     return (
         f"`python -m bench {folder.sub(lambda found: f'{found[1]} {Path(found[2]).resolve().name}', ' '.join(words))}`"
     )
@@ -245,8 +254,22 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
     add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
     add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
+    add_critic(rows.add_parser("critic", help="SHA-RNN with one head, none and many, and a Transformer, in equal time"))
     add_page(rows.add_parser("page", help="opening and pointing at the attention page, against BertViz's head view"))
     return parser
+
+
+def add_critic(row: argparse.ArgumentParser) -> None:
+    """The options of the row on the critic's claim."""
+    from bench.critic import Task
+
+    row.set_defaults(run=critic_row, peers=(), threads=1)
+    for name, field in Task.__dataclass_fields__.items():
+        row.add_argument(f"--{name}", type=type(field.default), default=field.default)
+    row.add_argument("--text", default="python", help="a text file, or `python`: the standard library's source")
+    row.add_argument("--keep", type=Path, required=True, help="folder of the runs; one that was interrupted goes on")
+    row.add_argument("--jobs", type=int, default=1, help="how many learn at a time, on a thread each")
+    row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 
 
 def add_page(row: argparse.ArgumentParser) -> None:

@@ -1,0 +1,172 @@
+"""The critic's claim (Merity 2019): an LSTM with one head is about as good as one with a head in every layer.
+
+Each contestant learns from the same bytes for as long as the others, a process and a thread each, and then reads the
+rest of the text: recurrent models on from what they remember, the Transformer through a window that moves on by half.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from regard.errors import InputError, RunFailed
+from regard.models import zoo
+from regard.models.model import Model
+from regard.parts.position import Rotary
+from regard.text.python import python_documents
+
+PYTHON = "python"
+"""As the name of a text: the standard library's source."""
+
+BYTES = 260  # and what begins and ends a text
+_HELD_OUT = 0.1
+_MOST = 100_000  # bytes that are read in the end
+_SHA = 'name = "sha_rnn"\nwindow = 1000\n'
+_STREAM = 'problem = { kind = "stream", length = 128, rows = 16 }\n'
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Task:
+    """The sizes and settings that all have."""
+
+    width: int = 128
+    depth: int = 4
+    rate: float = 5e-3
+    dropout: float = 0.1
+    minutes: float = 20.0
+    seed: int = 1
+
+    def contestants(self) -> dict[str, str]:
+        """By name: the recipe's tables that differ."""
+        inner = self.matching(size(zoo.sha_rnn(self.width, self.depth)))
+        gpt = f'name = "gpt2"\nheads = 4\ninner = {inner}\nposition = "rotary"\n'
+        return {
+            "LSTM, no head": f"[model]\n{_SHA}attention = []\n[text]\n{_STREAM}",
+            "LSTM, one head": f"[model]\n{_SHA}[text]\n{_STREAM}",
+            "LSTM, a head in every layer": f'[model]\n{_SHA}attention = "all"\n[text]\n{_STREAM}',
+            "Transformer": f'[model]\n{gpt}[text]\nproblem = {{ kind = "next_token", length = 256 }}\n',
+        }
+
+    def matching(self, weights: int) -> int:
+        """The feed-forward's width that gives the Transformer about so many weights."""
+
+        def distance(inner: int) -> int:
+            return abs(size(zoo.gpt2(self.width, self.depth, 4, inner=inner, position=Rotary())) - weights)
+
+        return min(range(self.width, 8 * self.width, 8), key=distance)
+
+    def recipe(self, tables: str, folder: Path) -> str:
+        """The whole recipe of a contestant; steps are set when their time is known."""
+        model, _, text = tables.partition("[text]\n")
+        return (
+            f"{model}width = {self.width}\ndepth = {self.depth}\ndropout = {self.dropout}\n"
+            f'[text]\nfolder = "{folder}"\ntrain = "train.txt"\nvalid = "valid.txt"\ntokenizer = "byte"\n{text}'
+            f'[train]\nbatch_tokens = 2048\nrate = {self.rate}\noptimizer = {{ kind = "muon", decay = 0.05 }}\n'
+            f'schedule = {{ kind = "cosine", warmup = 50, floor = 0.02 }}\nsmoothing = 0.0\nsamples = 0\n'
+            f"seed = {self.seed}\n"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a contestant."""
+
+    bits: float  # a byte
+    parameters: int
+    steps: int
+    seconds: float
+    memory: int  # bytes: weights, gradients, what the optimizer keeps, activations
+
+
+def size(model: Model) -> int:
+    """How many weights a model of bytes has."""
+    with torch.device("meta"):
+        return sum(weight.numel() for weight in model.build(BYTES).parameters())
+
+
+def prepare(text: str, folder: Path) -> None:
+    """Write what is learnt from and what is read in the end: the last tenth of a file, or other files of Python's."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if text == PYTHON:
+        sides = ["\n".join(document for _, document in python_documents(split)) for split in ("train", "valid")]
+        learnt, asked = (side.encode() for side in sides)
+    else:
+        if not Path(text).is_file():
+            raise InputError(f"no such file: {text} (--text). Name a text file, or `{PYTHON}`.")
+        whole = Path(text).read_bytes()
+        cut = whole.index(b"\n", int(len(whole) * (1 - _HELD_OUT))) + 1
+        learnt, asked = whole[:cut], whole[cut:]
+    (folder / "train.txt").write_bytes(learnt)
+    (folder / "valid.txt").write_bytes(asked[:_MOST].decode(errors="ignore").encode())
+
+
+def measure(task: Task, text: str, folder: Path, jobs: int, say: Say) -> dict[str, Outcome]:
+    """Let everybody learn, some at a time, and judge them. What a folder holds already is gone on with."""
+    prepare(text, folder)
+    contestants = task.contestants()
+    with ThreadPoolExecutor(jobs) as pool:
+        found = pool.map(lambda item: contest(task, folder, *item, say), contestants.items())
+        return dict(zip(contestants, found))
+
+
+def contest(task: Task, folder: Path, name: str, tables: str, say: Say) -> Outcome:
+    """Plan, learn, read; what was planned is kept, so that a run that was interrupted goes on as it began."""
+    place = folder / name.replace(",", "").replace(" ", "-")
+    recipe, planned = place.with_suffix(".toml"), place.with_suffix(".json")
+    if not planned.exists():
+        recipe.write_text(task.recipe(tables, folder.resolve()))
+        planned.write_text(regard("plan", str(recipe), "--json"))
+    plan = json.loads(planned.read_text())
+    steps = int(60 * task.minutes * plan["steps"] / plan["seconds"])
+    say(f"{name}: {steps:,} steps, {plan['tokens_per_second']:,.0f} tokens/s")
+    settings = {"steps": steps, "valid_every": max(1, steps // 5), "save_every": max(1, steps // 5)}
+    words = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
+    regard("train", str(recipe), "--out", str(place), *words)
+    seconds = [json.loads(line).get("seconds", 0.0) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    judged = json.loads(regard("evaluate", str(place), "--text", str(folder / "valid.txt"), "--json"))
+    found = Outcome(
+        judged["bits_per_byte"], sum(plan["parameters"].values()), steps, max(seconds), plan["memory"]["total"]
+    )
+    say(f"{name}: {found}")
+    return found
+
+
+def regard(*words: str) -> str:
+    """What a verb prints, on one thread."""
+    done = subprocess.run([sys.executable, "-m", "regard", *words, "--threads", "1"], capture_output=True, text=True)
+    if done.returncode:
+        raise RunFailed(f"`regard {' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def table(found: Mapping[str, Outcome]) -> str:
+    """Markdown, a line each."""
+    lines = ["| | bits a byte | parameters | steps | seconds | MiB |", "|---|---|---|---|---|---|"]
+    for name, outcome in found.items():
+        lines.append(
+            f"| {name} | {outcome.bits:.3f} | {outcome.parameters:,} | {outcome.steps:,} | {outcome.seconds:,.0f} "
+            f"| {outcome.memory / 1024**2:,.0f} |"
+        )
+    return "\n".join(lines)
+
+
+def facts(task: Task, jobs: int) -> dict[str, str]:
+    """What was learnt by what, and how."""
+    return {
+        "model": f"width {task.width}, {task.depth} layers, bytes; `zoo.sha_rnn` with a window of 1,000 tokens, `zoo.gpt2` "
+        "with rotary positions and a feed-forward that makes it as large as the one with one head",
+        "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.rate:g} with a cosine, dropout "
+        f"{task.dropout:g}; as many steps as {task.minutes:g} minutes hold by `regard plan`, one thread each, {jobs} at a "
+        "time; best of five validations",
+        "reading": f"at most {_MOST:,} bytes that were not learnt from: the last tenth of a file, or files of Python's "
+        "own validation part; the LSTMs read them whole, the Transformer through windows of 256 that move on by half",
+    }
