@@ -162,11 +162,11 @@ def table(found: Mapping[str, Outcome]) -> str:
 def facts(task: Task, jobs: int) -> dict[str, str]:
     """What was learnt by what, and how."""
     return {
-        "model": f"width {task.width}, {task.depth} layers, bytes; `zoo.sha_rnn` with a window of 1,000 tokens, `zoo.gpt2` "
-        "with rotary positions and a feed-forward that makes it as large as the one with one head",
-        "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.rate:g} with a cosine, dropout "
-        f"{task.dropout:g}; as many steps as {task.minutes:g} minutes hold by `regard plan`, one thread each, {jobs} at a "
-        "time; best of five validations",
+        "model": f"width {task.width}, {task.depth} layers, bytes; `zoo.sha_rnn` with a window of 1,000 tokens, "
+        "`zoo.gpt2` with rotary positions and a feed-forward that makes it as large as the one with one head",
+        "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.rate:g} with a cosine, "
+        f"dropout {task.dropout:g}; as many steps as {task.minutes:g} minutes hold by `regard plan`, one thread each, "
+        f"{jobs} at a time; best of five validations",
         "reading": f"at most {_MOST:,} bytes that were not learnt from: the last tenth of a file, or files of Python's "
         "own validation part; the LSTMs read them whole, the Transformer through windows of 256 that move on by half",
     }

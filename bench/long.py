@@ -22,7 +22,9 @@ GIB = 1024**3
 _OFTEN = 0.1  # seconds between two looks at a process
 _HOPELESS = 1.2  # what is foreseen to take so many times the limit is not tried
 _LONG = 30.0  # seconds, beyond which a step is not repeated
-_ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # what is freed goes back at once, so that peaks are what was needed
+# Large blocks that are freed go back at once, small ones are kept for the next: hardly any time, hardly any room.
+_TIMED = {"MALLOC_MMAP_THRESHOLD_": "8388608", "MALLOC_TRIM_THRESHOLD_": "536870912"}
+_FRUGAL = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # all that is freed goes back at once: peaks are what was needed
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,12 @@ class Kept:
 def measure(case: Case, limits: Limits) -> Cost | None:
     """What a case costs; None where it took longer or held more than it may.
 
-    Short ones run twice: giving memory back at once costs time, and keeping it for later is no need of theirs.
+    Short ones run twice: giving all memory back at once costs time, and keeping it for later is no need of theirs.
     """
-    timed = observed(case, limits, {})
+    timed = observed(case, limits, _TIMED)
     if timed is None or timed.seconds > _LONG:
         return timed
-    frugal = observed(replace(case, steps=2), limits, _ALLOCATOR)
+    frugal = observed(replace(case, steps=2), limits, _FRUGAL)
     return None if frugal is None else replace(frugal, seconds=timed.seconds)
 
 

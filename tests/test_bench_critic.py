@@ -1,0 +1,69 @@
+"""The critic's claim is put to the test fairly: the same text, the same time, models of the same size."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import critic
+from regard.errors import InputError
+from regard.models import zoo
+from regard.parts.position import Rotary
+from regard.recipe import read_recipe
+
+TASK = critic.Task(width=16, depth=2, minutes=0.05)
+TEXT = "".join(f"It was on a hot evening early in July {number}.\n" for number in range(400))
+
+
+def test_the_transformer_is_as_large_as_the_model_with_one_head():
+    task = critic.Task()
+    one = critic.size(zoo.sha_rnn(task.width, task.depth))
+    inner = task.matching(one)
+    assert critic.size(zoo.gpt2(task.width, task.depth, 4, inner=inner, position=Rotary())) == pytest.approx(
+        one, rel=0.01
+    )
+
+
+def test_recipes_differ_in_the_model_and_its_problem_only(tmp_path: Path):
+    recipes = []
+    for name, tables in TASK.contestants().items():
+        path = tmp_path / f"{len(name)}.toml"
+        path.write_text(TASK.recipe(tables, tmp_path))
+        recipes.append(read_recipe(str(path), ()))
+    assert len({recipe.train for recipe in recipes}) == 1
+    assert len({repr(recipe.model) for recipe in recipes}) == len(recipes)
+
+
+def test_the_last_tenth_is_held_out_line_by_line(tmp_path: Path):
+    (tmp_path / "book.txt").write_text(TEXT)
+    critic.prepare(str(tmp_path / "book.txt"), tmp_path)
+    learnt, asked = ((tmp_path / f"{side}.txt").read_text() for side in ("train", "valid"))
+    assert learnt + asked == TEXT
+    assert len(asked) == pytest.approx(len(TEXT) / 10, rel=0.05)
+    with pytest.raises(InputError, match="no such file"):
+        critic.prepare(str(tmp_path / "no.txt"), tmp_path)
+
+
+@pytest.mark.slow
+def test_each_learns_for_its_time_and_is_judged(tmp_path: Path):
+    (tmp_path / "book.txt").write_text(TEXT)
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    for name in TASK.contestants():  # planned before, as when a run goes on: 3 seconds hold 30 steps
+        plan = {
+            "steps": 10,
+            "seconds": 1.0,
+            "tokens_per_second": 1.0,
+            "parameters": {"all": 7},
+            "memory": {"total": 9},
+        }
+        place = folder / name.replace(",", "").replace(" ", "-")
+        place.with_suffix(".json").write_text(json.dumps(plan))
+        place.with_suffix(".toml").write_text(TASK.recipe(TASK.contestants()[name], folder))
+    said: list[str] = []
+    found = critic.measure(TASK, str(tmp_path / "book.txt"), folder, 2, said.append)
+    assert all(outcome.steps == 30 and 1 < outcome.bits < 8 for outcome in found.values())
+    assert len(said) == 2 * len(found)
+    assert critic.table(found).count("\n") == 1 + len(found)
