@@ -15,12 +15,15 @@ from importlib import import_module
 from pathlib import Path
 from statistics import median
 
-from bench.reformers import LAYERS, LSH, MODELS, REFORMER_PYTORCH, TRANSFORMERS, Case
+from bench.reformers import LAYERS, LSH, MODELS, PLAIN, REFORMER_PYTORCH, TRANSFORMERS, Case
 from regard.errors import InputError, RunFailed
 
 GIB = 1024**3
 _OFTEN = 0.1  # seconds between two looks at a process
 _HOPELESS = 1.2  # what is foreseen to take so many times the limit is not tried
+_FURTHEST_ALONE = 65_536  # tokens
+DEEP = (LSH, PLAIN, REFORMER_PYTORCH)
+"""Who is measured by depth."""
 _LONG = 30.0  # seconds, beyond which a step is not repeated
 # Large blocks that are freed go back at once, small ones are kept for the next: hardly any time, hardly any room.
 _TIMED = {"MALLOC_MMAP_THRESHOLD_": "8388608", "MALLOC_TRIM_THRESHOLD_": "536870912"}
@@ -280,10 +283,12 @@ def measure_all(
     limits: Limits,
     kept: Kept,
 ) -> Found:
-    """Steps at every length and depth, then attention alone."""
+    """Steps at every length; of some, at one length, by depth; then attention alone, as far as full attention goes."""
     steps = [replace(base, who=who, length=length) for length in lengths for who in whose]
-    deep = [replace(base, who=who, length=depth_length, depth=depth) for depth in depths for who in whose]
-    alone = [replace(case, work="attention") for case in steps if case.who in LAYERS]
+    deep = [
+        replace(base, who=who, length=depth_length, depth=depth) for depth in depths for who in whose if who in DEEP
+    ]
+    alone = [replace(case, work="attention") for case in steps if case.who in LAYERS and case.length <= _FURTHEST_ALONE]
     return Found(
         sweep(steps, turns, limits, kept), sweep(deep, turns, limits, kept, "depth"), sweep(alone, turns, limits, kept)
     )
