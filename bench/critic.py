@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,17 +18,21 @@ from pathlib import Path
 import torch
 
 from regard.errors import InputError, RunFailed
+from regard.learn.probe import Probe, look_at
 from regard.models import zoo
 from regard.models.model import Model
 from regard.parts.position import Rotary
+from regard.recipe import read_recipe
+from regard.run import read_material
 from regard.text.python import python_documents
 
 PYTHON = "python"
 """As the name of a text: the standard library's source."""
 
-BYTES = 260  # and what begins and ends a text
+BYTES = 261  # and what begins, ends and fills a text
 _HELD_OUT = 0.1
 _MOST = 100_000  # bytes that are read in the end
+_FILLING, _TIMED = 10, 20  # steps
 _SHA = 'name = "sha_rnn"\nwindow = 1000\n'
 _STREAM = 'problem = { kind = "stream", length = 128, rows = 16 }\n'
 
@@ -77,14 +82,21 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Effort:
+    """What learning takes: seconds of the processor a step, and bytes held."""
+
+    seconds: float
+    memory: int
+    parameters: int
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of a contestant."""
 
     bits: float  # a byte
-    parameters: int
     steps: int
-    seconds: float
-    memory: int  # bytes: weights, gradients, what the optimizer keeps, activations
+    effort: Effort
 
 
 def size(model: Model) -> int:
@@ -119,42 +131,58 @@ def measure(task: Task, text: str, folder: Path, jobs: int, say: Say) -> dict[st
 
 
 def contest(task: Task, folder: Path, name: str, tables: str, say: Say) -> Outcome:
-    """Plan, learn, read; what was planned is kept, so that a run that was interrupted goes on as it began."""
+    """Look how long a step takes, learn, read; what was planned is kept, so that an interrupted run goes on with it."""
     place = folder / name.replace(",", "").replace(" ", "-")
     recipe, planned = place.with_suffix(".toml"), place.with_suffix(".json")
     if not planned.exists():
         recipe.write_text(task.recipe(tables, folder.resolve()))
-        planned.write_text(regard("plan", str(recipe), "--json"))
-    plan = json.loads(planned.read_text())
-    steps = int(60 * task.minutes * plan["steps"] / plan["seconds"])
-    say(f"{name}: {steps:,} steps, {plan['tokens_per_second']:,.0f} tokens/s")
+        planned.write_text(said([sys.executable, "-m", "bench.critic", str(recipe)]))
+    effort = Effort(**json.loads(planned.read_text()))
+    steps = round(60 * task.minutes / effort.seconds)
+    say(f"{name}: {steps:,} steps, {effort.seconds:.3f} s each")
     settings = {"steps": steps, "valid_every": max(1, steps // 5), "save_every": max(1, steps // 5)}
     words = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
     regard("train", str(recipe), "--out", str(place), *words)
-    seconds = [json.loads(line).get("seconds", 0.0) for line in (place / "metrics.jsonl").read_text().splitlines()]
     judged = json.loads(regard("evaluate", str(place), "--text", str(folder / "valid.txt"), "--json"))
-    found = Outcome(
-        judged["bits_per_byte"], sum(plan["parameters"].values()), steps, max(seconds), plan["memory"]["total"]
-    )
-    say(f"{name}: {found}")
-    return found
+    say(f"{name}: {judged['bits_per_byte']:.3f} bits a byte")
+    return Outcome(judged["bits_per_byte"], steps, effort)
+
+
+def effort(recipe: Path) -> Effort:
+    """Take steps that count for nothing, the first of them to fill what is remembered."""
+    torch.set_num_threads(1)
+    found = read_recipe(str(recipe), ())
+    material = read_material(found)
+    probe = Probe(material.network, material.samples, found.train, torch.device("cpu"))
+    memory = probe.memory(look_at(probe.trainer.plan).largest).total
+    for number in range(_FILLING + _TIMED):
+        if number == _FILLING:
+            begin = time.process_time()  # which does not count what other processes take
+        probe.trainer.advance()
+    seconds = (time.process_time() - begin) / _TIMED
+    return Effort(seconds, memory, sum(weight.numel() for weight in probe.trainer.network.parameters()))
 
 
 def regard(*words: str) -> str:
     """What a verb prints, on one thread."""
-    done = subprocess.run([sys.executable, "-m", "regard", *words, "--threads", "1"], capture_output=True, text=True)
+    return said([sys.executable, "-m", "regard", *words, "--threads", "1"])
+
+
+def said(words: list[str]) -> str:
+    """What a command prints."""
+    done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
-        raise RunFailed(f"`regard {' '.join(words)}` failed: {done.stderr.strip()}")
+        raise RunFailed(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
     return done.stdout
 
 
 def table(found: Mapping[str, Outcome]) -> str:
     """Markdown, a line each."""
-    lines = ["| | bits a byte | parameters | steps | seconds | MiB |", "|---|---|---|---|---|---|"]
+    lines = ["| | bits a byte | parameters | steps | ms a step | MiB |", "|---|---|---|---|---|---|"]
     for name, outcome in found.items():
         lines.append(
-            f"| {name} | {outcome.bits:.3f} | {outcome.parameters:,} | {outcome.steps:,} | {outcome.seconds:,.0f} "
-            f"| {outcome.memory / 1024**2:,.0f} |"
+            f"| {name} | {outcome.bits:.3f} | {outcome.effort.parameters:,} | {outcome.steps:,} "
+            f"| {1000 * outcome.effort.seconds:.0f} | {outcome.effort.memory / 1024**2:,.0f} |"
         )
     return "\n".join(lines)
 
@@ -165,8 +193,12 @@ def facts(task: Task, jobs: int) -> dict[str, str]:
         "model": f"width {task.width}, {task.depth} layers, bytes; `zoo.sha_rnn` with a window of 1,000 tokens, "
         "`zoo.gpt2` with rotary positions and a feed-forward that makes it as large as the one with one head",
         "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.rate:g} with a cosine, "
-        f"dropout {task.dropout:g}; as many steps as {task.minutes:g} minutes hold by `regard plan`, one thread each, "
-        f"{jobs} at a time; best of five validations",
+        f"dropout {task.dropout:g}; as many steps as {task.minutes:g} minutes of processor hold, one thread "
+        f"each, {jobs} at a time; best of five validations",
         "reading": f"at most {_MOST:,} bytes that were not learnt from: the last tenth of a file, or files of Python's "
         "own validation part; the LSTMs read them whole, the Transformer through windows of 256 that move on by half",
     }
+
+
+if __name__ == "__main__":
+    print(json.dumps(vars(effort(Path(sys.argv[1])))))

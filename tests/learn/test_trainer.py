@@ -135,6 +135,13 @@ def test_a_validation_that_is_not_a_number_is_never_the_best(tmp_path: Path):
     assert values == [-math.inf, -math.inf, -5.0, -1.0]
 
 
+def test_the_best_is_not_looked_for_by_a_number_that_validations_do_not_have(tmp_path: Path):
+    with pytest.raises(InputError, match=r"have no accuracy \(train\.best\)\. Use one of: loss, bleu, chrf, exact\."):
+        train(write_recipe(tmp_path), tmp_path / "run", settings=["train.best=accuracy"])
+    train(write_recipe(tmp_path), tmp_path / "run", settings=["train.best=chrf", "train.steps=3"])
+    assert "chrf" in (tmp_path / "run" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("name", ["gpt2", "transformer"])
 def test_a_model_is_not_given_a_text_of_another_shape(tmp_path: Path, name: str):
     recipe = write_recipe(tmp_path)

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from regard.decode.choose import Options
 from regard.decode.generate import extend, translate
+from regard.errors import InputError
 from regard.metrics import agreement, bits_per_byte, correlation, perplexity, quality
-from regard.models.model import Network
+from regard.models.model import Model, Network
 from regard.parts.contract import Past
 from regard.text.batch import IGNORE, Plan
 from regard.text.corpus import Corpus
@@ -47,6 +48,15 @@ class Reading:
     right: list[Tensor] = field(default_factory=list)
     aside_said: list[Tensor] = field(default_factory=list)
     aside_right: list[Tensor] = field(default_factory=list)
+
+
+def require_measure(name: str, model: Model, *, pairs: bool) -> None:
+    """Refuse to look for the best weights by a number that no validation of this model gives."""
+    says = {"names": ("accuracy", "f1", "matthews"), "numbers": ("pearson", "spearman"), "vectors": ()}
+    words = ("accuracy",) if model.decoder is None else ("bleu", "chrf", "exact") if pairs else ()
+    known = ("loss", *says.get(model.readout.says, words))
+    if name not in known:
+        raise InputError(f"validations of this model have no {name} (train.best). Use one of: {', '.join(known)}.")
 
 
 def summed_loss(network: Network, samples: Samples, batch_tokens: int) -> tuple[float, int]:
