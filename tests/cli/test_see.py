@@ -151,6 +151,12 @@ def test_a_file_that_cannot_be_written_is_said_in_a_line(run: Path, tmp_path: Pa
     assert str(tmp_path / "nowhere") in err
 
 
+def test_a_folder_is_no_page(run: Path, tmp_path: Path):
+    code, out, err = regard("show", run, "abc", "--out", tmp_path)
+    assert (code, out) == (2, "")
+    assert err == f"regard: error: {tmp_path} is a folder (--out). Name a file in it, like {tmp_path / 'page.html'}.\n"
+
+
 @pytest.mark.parametrize("text", ["", " ", "\u202e<script>", "x" * 3000, "ein\nzwei"])
 def test_any_text_is_shown_or_refused_in_a_line(run: Path, tmp_path: Path, text: str):
     code, out, err = regard("show", run, text, "--target", "ab", "--out", tmp_path / "page.html")

@@ -51,6 +51,8 @@ def show(
         text = "\n".join(line for lines in input_lines() for line in lines)
     if out is not None and not out.parent.is_dir():
         raise InputError(f"there is no folder {out.parent} to write into (--out). Make it first.")
+    if out is not None and out.is_dir():
+        raise InputError(f"{out} is a folder (--out). Name a file in it, like {out / 'page.html'}.")
     if checkpoints and against:
         raise InputError("checkpoints of one run and other models cannot share a page. Leave out --against.")
     models = _models(model, against or [], checkpoints, device, threads)
