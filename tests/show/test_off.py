@@ -180,3 +180,14 @@ def test_a_head_that_is_not_there_is_refused(head: tuple[str, int]):
     network, inputs, said = studied(small(LANGUAGE_MODELS["gpt2"]))
     with pytest.raises(InputError, match="no head"):
         without(network, BOTH, inputs, said, [head])
+
+
+def test_of_a_single_token_it_is_asked_what_would_have_followed():
+    network = small(LANGUAGE_MODELS["gpt2"]).network
+    ids = torch.tensor([[5]])
+    found = ablations(network, BOTH, {"ids": ids}, [5], {"decoder.0.self": 3})
+    wanted = network(ids)[0].argmax(-1)
+    assert found["loss"] == pytest.approx(float(F.cross_entropy(network(ids)[0], wanted)), abs=1e-5)
+    for one in found["heads"]:
+        logits = muted(network, "decoder.0.self", one["head"])(ids)[0]
+        assert one["loss"] == pytest.approx(float(F.cross_entropy(logits, wanted)), abs=1e-5)

@@ -51,8 +51,9 @@ def ablations(
 ) -> dict[str, Any]:
     """What is lost when each single head of these layers is switched off, and what is then said instead.
 
-    Of words, in nats a token: of what is `said` where there is a source, else of the tokens read. Of a label, in nats:
-    of the one that the unchanged model prefers. Of a number, by how much it moves; of a vector, one minus the cosine.
+    Of words, in nats a token: of what is `said` where there is a source, else of the tokens read (of a single one: of
+    what the unchanged model would go on with). Of a label, in nats: of the one that the unchanged model prefers. Of a
+    number, by how much it moves; of a vector, one minus the cosine.
     """
     states = _reading(network, inputs)
     whole = states(())
@@ -146,12 +147,14 @@ def _by_tokens(network: Network, whole: Tensor, asked: Tensor, texts: Callable[[
     """Of what each row says: the mean, in nats, of what is asked for."""
     real = asked != NOTHING
     was = likeliest(network, whole[0], asked, 1)[2][:, 0]
+    if not bool(real.any()):  # nothing follows a text of one token: what the unchanged model would say
+        asked, real = was, torch.ones_like(real)
 
     def judge(states: Tensor) -> tuple[float, Changed]:
         logs, _, best = likeliest(network, states[0], asked, 1)
         rows = (best[:, 0] != was).nonzero().flatten()
         pairs = zip(rows.tolist(), texts(was[rows].tolist()), texts(best[rows, 0].tolist()))
-        return float(-logs[real].mean()) if bool(real.any()) else 0.0, [list(pair) for pair in pairs]
+        return float(-logs[real].mean()), [list(pair) for pair in pairs]
 
     return judge
 
