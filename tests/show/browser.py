@@ -99,7 +99,8 @@ class Window:
 
     @property
     def hash(self) -> str:
-        """The selection in the address."""
+        """The selection in the address, which is written a few times a second at most."""
+        self.page.wait_for_timeout(250)
         return str(self.page.evaluate("location.hash"))
 
     def data(self, selector: str, *names: str) -> list[list[Any]]:

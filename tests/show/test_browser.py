@@ -17,6 +17,8 @@ from torch import Tensor
 from regard.api import LoadedModel, beside
 from regard.models import zoo
 from regard.parts.contract import Change
+from regard.show.pack import packed
+from regard.show.page import page
 from regard.show.places import positions
 from regard.show.trace import Seen
 from regard.text.masking import ordinary_tokens
@@ -421,11 +423,7 @@ def test_numbers_are_saved_for_numpy_and_drawings_are_drawings(
 ):
     page, layer = pages["reformer"], "decoder.1.self"
     window.go(page.address, view=view, layer=layer, head=1, row=3, column=1)
-    window.page.click("#save summary")
-    offered = [kind for kind in ("png", "svg", "npz") if window.page.is_enabled(f"#save-{kind}")]
-    window.page.click("#save summary")
-    assert offered
-    for kind in offered:
+    for kind in ("png", "svg", "npz"):
         path = window.saved(kind, tmp_path)
         if kind == "png":
             assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
@@ -556,13 +554,67 @@ def test_the_page_is_dark_where_the_system_is(pages: dict[str, Page], browser: A
         assert (luminance(window.settled(), "backgroundColor") < 0.5) == (other == "dark")
 
 
-def test_a_narrow_page_does_not_scroll_sideways(pages: dict[str, Page], browser: Any):
-    with opened(browser, pages["transformer"].address) as window:
-        window.page.set_viewport_size({"width": 700, "height": 800})
+@pytest.mark.parametrize("width", [700, 420])
+@pytest.mark.parametrize("name", ["transformer", "reformer", "seq2seq"])
+def test_a_narrow_page_does_not_scroll_sideways_and_its_letters_keep_their_size(
+    pages: dict[str, Page], browser: Any, name: str, width: int
+):
+    with opened(browser) as window:
+        window.page.set_viewport_size({"width": width, "height": 800})
+        window.go(pages[name].address)
         for view in window.views:
             window.click(f"#tab-{view}")
             wide = window.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert wide <= 1, view
+            scales = window.page.eval_on_selector_all(
+                ".root svg[viewBox]",
+                "(all) => all.map((one) => one.getBoundingClientRect().width / one.viewBox.baseVal.width)",
+            )
+            assert all(scale > 0.9 for scale in scales), view
+
+
+def test_paper_shows_all_that_scrolls_on_a_screen(pages: dict[str, Page], window: Window):
+    window.go(pages["reformer"].address)
+    for view in window.views:
+        window.click(f"#tab-{view}")
+        window.page.emulate_media(media="print")
+        cut = window.page.eval_on_selector_all(
+            ".scroll, .strip, .lines",
+            "(all) => all.filter((one) => getComputedStyle(one).overflowY !== 'visible').length",
+        )
+        assert cut == 0, view
+        window.page.emulate_media(media="screen")
+
+
+def test_spread_attention_is_drawn_too(browser: Any, tmp_path: Path):
+    model = small(zoo.bert(width=24, depth=1, heads=3, inner=40, longest=128))
+    with torch.no_grad():
+        for name, parameter in model.network.named_parameters():
+            if "query_key_value" in name:
+                parameter.zero_()  # every key scores the same
+    page = page_of(tmp_path, "spread", model.look(" ".join(["the cat sat on a mat"] * 8)), model)
+    with opened(browser, page.address, view="head", layer="encoder.0.self") as window:
+        inked = window.page.eval_on_selector(
+            ".lines canvas",
+            "(one) => one.getContext('2d').getImageData(0, 0, one.width, one.height).data"
+            ".filter((value, at) => at % 4 === 3 && value > 60).length",
+        )
+        assert inked > 500
+
+
+def test_wide_letters_are_cut_before_they_leave_the_drawing(browser: Any, pages: dict[str, Page], tmp_path: Path):
+    payload, blobs = packed([("", pages["seq2seq"].seen)])
+    words = [letter * 40 for letter in ("▁", "漢", "n")]
+    payload["looks"][0]["near"]["source"][0] = [[word, 0.5] for word in words]
+    path = tmp_path / "wide.html"
+    path.write_text(page(payload, blobs), "utf-8")
+    with opened(browser, path.as_uri(), view="near") as window:
+        left = window.page.eval_on_selector(".bars", "(one) => one.getBoundingClientRect().left")
+        names = window.page.eval_on_selector_all(
+            ".bars .name", "(all) => all.map((one) => [one.getBoundingClientRect().left, one.textContent.length])"
+        )
+        assert all(start >= left for start, _ in names)
+        assert [count for _, count in names] == [7, 7, 14]
 
 
 @pytest.mark.slow

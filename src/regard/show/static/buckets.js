@@ -1,6 +1,7 @@
 // LSH attention: in which bucket each token fell in each round, and who met whom.
 import {element, hideValue, number, showValue, visible} from "./dom.js";
 import {headColour, paint} from "./colour.js";
+import {pictured} from "./save.js";
 import {enlarged} from "./small.js";
 import {chooser, moved, tokenWord, turns, within} from "./tokens.js";
 
@@ -108,9 +109,9 @@ function mountBuckets(root, app) {
       element("p", {}, tokenWord(tokens[row], {class: "said"}),
         ` (token ${row}) met ${lines.filter(({found}) => found.some(Boolean)).length} others in ${count} ${count === 1 ? "round" : "rounds"}`,
         lines.length > 40 ? "; the 40 weightiest are listed." : "."),
-      element("div", {class: "scroll"}, element("table", {class: "keys"},
+      ...(rows.length ? [element("div", {class: "scroll"}, element("table", {class: "keys"},
         element("thead", {}, element("tr", {}, ["token", "met", "found by", "weight"].map((text) => element("th", {scope: "col"}, text)))),
-        element("tbody", {}, rows))));
+        element("tbody", {}, rows)))] : []));
     app.say(`${visible(tokens[row])} met ${lines.length} others`);
   }
 
@@ -157,7 +158,7 @@ function mountBuckets(root, app) {
     const selected = app.layer();
     const layer = selected?.buckets ? selected : hashed[0];
     const head = within(state.get("head"), layer.heads);
-    const row = within(state.get("row"), layer.queries);
+    const row = within(state.get("row"), layer.queries, layer.causal ? layer.queries - 1 : 0); // the last could meet them all
     const mine = turn();
     const all = await app.store.tensor(layer.buckets);
     const weights = await app.store.row(app.look(), layer, head, row);
@@ -186,7 +187,11 @@ function mountBuckets(root, app) {
     buckets: {shape: [shown.layer.queries, shown.count], data: shown.buckets.slice()}, met: {shape: [shown.size, shown.size], data: shown.met},
     tokens: shown.tokens,
   });
-  return {update, save: {png: () => enlarged(canvas), npz}};
+  const drawing = () => {
+    const picture = enlarged(canvas);
+    return pictured(picture, picture.width, picture.height);
+  };
+  return {update, save: {png: () => enlarged(canvas), svg: drawing, npz}};
 }
 
 export const bucketsView = {

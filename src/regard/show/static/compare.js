@@ -1,6 +1,7 @@
 // Several looks: two side by side with their difference, or the checkpoints of a run in time.
 import {element, number, visible, word} from "./dom.js";
 import {chosenOf, headNumber, likeLayer} from "./across.js";
+import {pictured} from "./save.js";
 import {joinedCanvas, smallMap} from "./small.js";
 import {mountTime} from "./time.js";
 import {chooser, turns, within} from "./tokens.js";
@@ -94,7 +95,11 @@ function mountBeside(root, app) {
     return arrays;
   };
   const png = () => joinedCanvas([...sides.map(({map}) => map.canvas), difference.canvas].filter((canvas) => !canvas.hidden));
-  return {update, save: {png, npz}};
+  const drawing = () => {
+    const picture = png();
+    return pictured(picture, picture.width, picture.height);
+  };
+  return {update, save: {png, svg: drawing, npz}};
 }
 
 export const compareView = {

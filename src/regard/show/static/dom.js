@@ -1,6 +1,7 @@
 // Elements, and text that is only ever text.
 
 const seenJoiners = "\u200c\u200d"; // scripts need these two to look right
+const wideLetter = /[▁\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Extended_Pictographic}\uff00-\uff60]/u;
 const hiddenCharacters = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
 // Invisible or order-changing characters written out: NUL is ␀, a right-to-left override ‹202E›.
@@ -26,7 +27,12 @@ export function number(x) {
 // A token cut to a length that a label can have; the end of a long one counts less than its beginning.
 export function label(text, longest = 18) {
   const letters = Array.from(visible(text));
-  return letters.length <= longest ? letters.join("") : letters.slice(0, longest - 1).join("") + "…";
+  let [room, whole] = [longest, 0];
+  for (let at = 0; at < letters.length && room >= 0; at++) {
+    room -= wideLetter.test(letters[at]) ? 2 : 1;
+    if (room >= 1) whole = at + 1;
+  }
+  return room >= 0 ? letters.join("") : letters.slice(0, whole).join("") + "…";
 }
 
 function filled(node, attributes, children) {

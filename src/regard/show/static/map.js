@@ -4,7 +4,7 @@ import {colour, shade, strength} from "./colour.js";
 import {pictured} from "./save.js";
 
 const [largestCell, labelledCell, griddedCell, numberedCell] = [64, 11, 9, 27]; // pixels: at most; with every label, lines, numbers
-const margin = 6;
+const [margin, leastWide] = [6, 320]; // pixels; a narrow matrix keeps some room to zoom into
 
 export class WeightMap {
   // tiles: what is drawn. matrix: its numbers, for writing them into cells; null when they are pooled.
@@ -26,7 +26,7 @@ export class WeightMap {
     const least = tall <= 24 ? 28 : tall <= 40 ? 16 : 0; // a short text may be a little taller than the window
     this.fitted = Math.min(44, across / wide, Math.max(down / tall, least));
     this.height = Math.round(this.above + Math.max(60, tall * this.fitted) + margin);
-    this.width = Math.round(Math.min(room, Math.max(this.left + wide * this.fitted + margin, this.height)));
+    this.width = Math.round(Math.min(room, Math.max(this.left + wide * this.fitted + margin, Math.min(this.height, leastWide))));
     if (this.scale) this.clamp();
   }
 

@@ -29,7 +29,7 @@ function mountNear(root, app) {
     shown = `${side} ${token}`;
     title.replaceChildren("Nearest to ", tokenWord(tokens[token], {class: "said"}), element("small", {}, "  cosine in the embedding"));
     bars.replaceChildren(nearest.length ? barChart(`Nearest to ${tokens[token]}`, nearest.map(([text, value]) => ({text, value})),
-      {most: 1, width: 560, longest: 18}) : element("p", {class: "quiet"}, "No word is known to be near this token."));
+      {most: 1}) : element("p", {class: "quiet"}, "No word is known to be near this token."));
     app.say(`${visible(tokens[token])}: nearest ${nearest.slice(0, 3).map(([text, value]) => `${visible(text)} ${number(value)}`).join(", ")}`);
   }
 

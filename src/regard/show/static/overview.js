@@ -114,7 +114,7 @@ class Overview {
     const buttons = offered.map((name) => element("button",
       {id: `sort-${name}`, "aria-pressed": name === sort ? "true" : "false", title: measured[name] ?? "a row a layer",
       onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : measures[name]));
-    this.tools.replaceChildren(element("span", {class: "quiet"}, "in order"),
+    this.tools.replaceChildren(element("span", {class: "quiet ordering"}, "in order"),
       element("div", {class: "choose", role: "group", "aria-label": "in order of"}, buttons),
       element("span", {class: "quiet"}, sort === "layer" ? "under each head its entropy in bits: few bits, few keys" : `under each head: ${measured[sort]}`));
     this.grid.replaceChildren(...(sort === "layer" ? this.groups(layers) : [this.sorted(layers, sort)]));

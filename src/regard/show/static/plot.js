@@ -1,6 +1,12 @@
 // Small drawings of numbers: lines, bars, and bars of either sign.
 import {hideValue, label, number, showValue, svg, visible} from "./dom.js";
 
+// As wide as asked for, or as the view has room beside what else stands there: letters keep their size on a phone.
+export function roomFor(width, taken = 0) {
+  const {clientWidth = 0} = document.getElementById("view") ?? {};
+  return clientWidth ? Math.max(240, Math.min(width, clientWidth - taken)) : width;
+}
+
 // Round numbers between two bounds, about as many as asked for.
 export function ticks(low, high, count = 5) {
   const rough = (high - low) / count || 1;
@@ -22,7 +28,7 @@ function extent(values) {
 }
 
 // Lines over a common x: lines are [{name, values, colour}], x the numbers they stand at. `mark` is a place on x, `pick` what a click does.
-export function linePlot({title, x, lines, across, up, named = number, width = 520, height = 210, mark = null, pick = null}) {
+export function linePlot({title, x, lines, across, up, named = number, width = roomFor(520), height = 210, mark = null, pick = null}) {
   const [left, right, top, bottom] = [52, 14, lines.length > 1 ? 30 : 12, 36];
   const [lowX, highX] = [x[0], x.length > 1 ? x[x.length - 1] : x[0] + 1];
   let [low, high] = extent(lines.flatMap((line) => line.values));
@@ -117,7 +123,8 @@ export function drawnLabel(text, longest) {
 }
 
 // Bars with a text before and a number behind: rows are [{text, value, marked?, note?}]; values from 0 up.
-export function barChart(name, rows, {most = null, width = 520, longest = 14} = {}) {
+export function barChart(name, rows, {most = null, longest = 14} = {}) {
+  const width = roomFor(520);
   const [height, left, right] = [25, 130, 120];
   const top = most ?? Math.max(1e-9, ...rows.map((row) => row.value));
   const root = svg("svg", {class: "bars", viewBox: `0 0 ${width} ${height * rows.length + 4}`, width, height: height * rows.length + 4, role: "list",
@@ -138,8 +145,9 @@ export function barChart(name, rows, {most = null, width = 520, longest = 14} = 
 }
 
 // Rows of numbers of either sign, one above the other, a bar a number: rows are [{part, text, values, most}].
-export function signedBars(name, rows, {width = 860, tall = 58} = {}) {
-  const [left, right] = [96, 70];
+export function signedBars(name, rows) {
+  const [width, tall] = [roomFor(860, 48), 58];
+  const [left, right] = [96, 12];
   const height = tall * rows.length;
   const root = svg("svg", {class: "signed", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": visible(name)});
   const room = width - left - right;
@@ -157,8 +165,7 @@ export function signedBars(name, rows, {width = 860, tall = 58} = {}) {
     root.append(svg("g", {"data-part": row.part, "data-values": Array.from(row.values).join(" ")},
       svg("text", {class: "name", x: left - 12, y: middle, dy: ".35em", "text-anchor": "end"}, label(row.text, 14)),
       svg("path", {class: "rule", d: `M${left} ${middle}H${width - right}`}),
-      svg("path", {class: "plus", d: up}), svg("path", {class: "minus", d: down}),
-      svg("text", {class: "amount", x: width - right + 10, y: middle, dy: ".35em"}, row.note ?? "")));
+      svg("path", {class: "plus", d: up}), svg("path", {class: "minus", d: down})));
   });
   const spot = svg("rect", {class: "spot", y: 0, height});
   spot.style.display = "none";

@@ -99,7 +99,7 @@ function tableFigure(app, position, table, at) {
     bias: "What is added to every score, by how far the key stands from the query.",
   };
   const whole = element("section", {class: "position", "data-table": at, "data-kind": position.kind}, element("h2", {}, word(position.name)),
-    element("p", {class: "quiet"}, what[position.kind]), element("div", {class: "beside"}, figure, plot));
+    element("p", {class: "quiet"}, what[position.kind]), element("div", {class: "beside"}, figure, rows > 1 || position.kind === "bias" ? plot : null));
   return {whole, canvas, plot, draw};
 }
 

@@ -1,5 +1,6 @@
 // Two columns of units and the lines between them: where they are, and how they are drawn.
 import {label, number, sharp, svg, visible} from "./dom.js";
+import {drawnLabel} from "./plot.js";
 
 const [unitHeight, aboveUnits, belowUnits] = [24, 26, 14];
 const mostLines = 6000;
@@ -85,20 +86,21 @@ export class Ribbons {
     const {focus} = this;
     const columns = new Set(this.units("column"));
     const rows = focus?.side === "row" ? [focus.unit] : this.units("row");
-    const least = focus ? faintestAlone : faintest;
     const found = [];
     for (const mix of this.shown) {
       for (const from of rows) {
         mix.each(from, (to, weight) => {
-          if (weight < least * mix.most || !columns.has(to) || (focus?.side === "column" && focus.unit !== to)) return;
+          if (weight < faintestAlone * mix.most || !columns.has(to) || (focus?.side === "column" && focus.unit !== to)) return;
           found.push({from, to, weight, mix});
         });
       }
     }
     found.sort((a, b) => a.weight / a.mix.most - b.weight / b.mix.most);
     // Where all is spread thin, the heaviest line is still to be seen.
-    this.peak = Math.max(focus ? 0.02 : 0.3, found.length ? found.at(-1).weight / found.at(-1).mix.most : 1);
-    return found.slice(-mostLines);
+    const heaviest = found.length ? found.at(-1).weight / found.at(-1).mix.most : 1;
+    this.peak = Math.max(focus ? 0.02 : 0.06, heaviest);
+    const least = focus ? 0 : Math.min(faintest, 0.3 * heaviest);
+    return found.filter(({weight, mix}) => weight >= least * mix.most).slice(-mostLines);
   }
 
   stroke({weight, mix}) {
@@ -168,7 +170,7 @@ export class Ribbons {
     group.append(svg("rect", {class: "back", x: left ? this.left - 3 - wide : this.right + 3, y: y - unitHeight / 2 + 1, width: wide, height: unitHeight - 2,
       rx: 4}));
     group.append(svg("text", {x: left ? this.left - 10 : this.right + 10, y, dy: ".35em", "text-anchor": anchor,
-      class: mean !== null && mean < 0.02 * this.shown[0].most ? "faint" : null}, label(text)));
+      class: mean !== null && mean < 0.02 * this.shown[0].most ? "faint" : null}, drawnLabel(text, 18)));
     if (amounts) group.append(...this.numbers(amounts, mean, left, left ? this.left - wide - 8 : this.right + wide + 10, y, anchor));
     listen(group, side, unit);
     return group;
