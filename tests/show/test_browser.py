@@ -449,6 +449,29 @@ def test_numbers_are_saved_for_numpy_and_drawings_are_drawings(
                 assert arrays
 
 
+def test_a_saved_matrix_is_sharp_and_has_its_numbers(pages: dict[str, Page], window: Window, tmp_path: Path):
+    layer = "decoder.0.cross"
+    window.go(pages["transformer"].address, view="matrix", layer=layer, head=1)
+    shown = window.page.locator("#map").bounding_box()
+    header = window.saved("png", tmp_path).read_bytes()[16:24]
+    size = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
+    assert size == (2 * shown["width"], 2 * shown["height"])
+    texts = [node.text for node in ElementTree.parse(window.saved("svg", tmp_path)).iter() if node.tag.endswith("text")]
+    weights = pages["transformer"].seen.weights[layer][1].flatten().tolist()
+    assert {f"{weight:.2f}".removeprefix("0") for weight in weights if weight >= 0.006} <= set(texts)
+
+
+def test_the_page_works_inside_a_notebook_and_offers_no_link_there(pages: dict[str, Page], browser: Any):
+    with opened(browser) as window:
+        window.page.set_content(pages["transformer"].seen._repr_html_())
+        frame = window.page.frame_locator("iframe")
+        for view in FITTING["transformer"]:
+            frame.locator(f"#tab-{view}").click()
+            frame.locator(f"[data-view='{view}'] *").first.wait_for(state="attached")
+        assert frame.locator("#save-png").count() == 1
+        assert frame.locator("#save-link").count() == 0
+
+
 def test_a_link_restores_the_view(pages: dict[str, Page], browser: Any):
     with opened(browser, pages["transformer"].address) as window:
         window.click("#tab-matrix").press("]", "]", ".", "w")

@@ -60,9 +60,8 @@ export function word(text, attributes) {
   return element("bdi", attributes, visible(text));
 }
 
-// A canvas as sharp as the screen; its context draws in CSS pixels.
-export function sharp(canvas, width, height) {
-  const scale = window.devicePixelRatio || 1;
+// A canvas as sharp as the screen, or sharper; its context draws in CSS pixels.
+export function sharp(canvas, width, height, scale = window.devicePixelRatio || 1) {
   const [across, down] = [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];
   if (canvas.width !== across || canvas.height !== down) [canvas.width, canvas.height] = [across, down];
   canvas.style.width = `${width}px`;

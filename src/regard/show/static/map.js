@@ -79,9 +79,9 @@ export class WeightMap {
     return [a, b, c, Math.min(this.tiles.wide, Math.ceil(this.x + (this.width - this.left) / this.scale))];
   }
 
-  draw(canvas) {
+  draw(canvas, sharpness) {
     const {left, above, width, height, scale} = this;
-    const context = sharp(canvas, width, height);
+    const context = sharp(canvas, width, height, sharpness);
     const [a, b, c, d] = this.window();
     const [x, y] = [left - this.x * scale, above - this.y * scale];
     context.fillStyle = colour("--paper");
@@ -136,12 +136,18 @@ export class WeightMap {
     const [paper, ink] = [colour("--paper"), colour("--ink")];
     for (let row = a; row < b; row++) {
       for (let column = c; column < d; column++) {
-        const value = this.matrix.data[row * this.matrix.columns + column];
-        if (!(value >= 0.005)) continue;
-        context.fillStyle = strength(value, this.tiles.most, this.tiles.wide) > 0.52 ? paper : ink;
-        context.fillText(value.toFixed(2).replace(/^0\./, "."), x + (column + 0.5) * this.scale, y + (row + 0.5) * this.scale);
+        const {text, strong} = this.written(row, column);
+        context.fillStyle = strong ? paper : ink;
+        context.fillText(text, x + (column + 0.5) * this.scale, y + (row + 0.5) * this.scale);
       }
     }
+  }
+
+  // What is written into a cell, and whether the cell is too dark for ink.
+  written(row, column) {
+    const value = this.matrix.data[row * this.matrix.columns + column];
+    const text = value >= 0.005 ? value.toFixed(2).replace(/^0\./, ".") : "";
+    return {text, strong: strength(value, this.tiles.most, this.tiles.wide) > 0.52};
   }
 
   // Labels thin out when there is no room for all; far out they become numbers.
@@ -208,6 +214,12 @@ export class WeightMap {
       for (let column = c; column < d; column++) {
         const fill = shade(strength(this.matrix.data[row * this.matrix.columns + column], this.tiles.most, this.tiles.wide));
         whole.append(svg("rect", {x: x + column * scale, y: y + row * scale, width: scale - 0.5, height: scale - 0.5, fill}));
+        if (scale < numberedCell) continue;
+        const {text, strong} = this.written(row, column);
+        const amount = svg("text", {x: x + (column + 0.5) * scale, y: y + (row + 0.5) * scale, dy: ".35em", "font-size": Math.min(13, scale / 2.9),
+          "text-anchor": "middle"}, text);
+        amount.style.fill = colour(strong ? "--paper" : "--ink");
+        whole.append(amount);
       }
       whole.append(svg("text", {x: left - 7, y: y + (row + 0.5) * scale, dy: ".35em", "font-size": size, "text-anchor": "end"}, label(this.rows[row])));
     }

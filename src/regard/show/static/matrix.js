@@ -7,6 +7,7 @@ import {Tiles} from "./tiles.js";
 import {WeightMap} from "./map.js";
 
 const rankedKeys = 14; // beside the map
+const sharpest = Math.max(2, window.devicePixelRatio || 1); // pixels of a saved picture for one on screen
 
 class MatrixView {
   constructor(root, app) {
@@ -26,7 +27,14 @@ class MatrixView {
     this.draw = framed(() => this.map && this.canvas.isConnected && this.map.draw(this.canvas));
     [this.turn, this.remember, this.key, this.map] = [0, null, "", null];
     this.listen();
-    this.save = {png: () => this.canvas, svg: () => this.map.drawing(this.canvas), npz: () => this.arrays()};
+    this.save = {png: () => this.picture(), svg: () => this.map.drawing(this.canvas), npz: () => this.arrays()};
+  }
+
+  // What is on screen, sharp enough for paper.
+  picture() {
+    const made = element("canvas");
+    this.map.draw(made, sharpest);
+    return made;
   }
 
   async update(names) {

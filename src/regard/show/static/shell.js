@@ -117,7 +117,8 @@ export class Shell {
   makeSaving() {
     const items = [["png", "PNG, a picture"], ["svg", "SVG, a drawing"], ["npz", "NPZ, for numpy"]].map(([kind, title]) =>
       element("button", {id: `save-${kind}`, onclick: () => this.save(kind)}, title));
-    const link = element("button", {id: "save-link", onclick: () => this.copy()}, "Link to this view");
+    const addressed = location.protocol !== "about:"; // a page inside a notebook has no address of its own
+    const link = addressed ? element("button", {id: "save-link", onclick: () => this.copy()}, "Link to this view") : null;
     const menu = element("details", {id: "save"}, element("summary", {}, "Save"), element("div", {class: "menu"}, items, link));
     menu.addEventListener("toggle", () => {
       for (const item of items) item.disabled = !this.handle?.save?.[item.id.slice(5)];
