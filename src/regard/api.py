@@ -294,7 +294,9 @@ class LoadedModel:
         """
         both = self.network.encoder is not None and self.network.decoder is not None
         if length < 0 or (length and self.network.encoder is not None):
-            raise InputError(f"only a language model goes on with a text, by 0 or more tokens, got length {length}.")
+            raise InputError(
+                f"only a language model goes on with a text, by 0 or more tokens (length {length}). Leave it out."
+            )
         if target is not None and self.network.decoder is None:
             raise InputError("this model says nothing of its text (target). Leave the target out.")
         tokenizers = self.tokenizer, self.target_tokenizer

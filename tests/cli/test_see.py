@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+from http.client import HTTPConnection
 from pathlib import Path
+from time import sleep
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -191,6 +193,21 @@ def test_a_page_is_served_until_it_is_told_to_stop(run: Path, number: signal.Sig
     assert os.read(life.readers[1].fileno(), 1 << 16) == b""
     with pytest.raises(URLError):
         urlopen(address, timeout=5)
+
+
+def test_it_stops_while_an_answer_is_worked_out(run: Path):
+    command = [sys.executable, "-m", "regard", "show", run, "abc", "--no-browser"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True) as life:
+        try:
+            port, place = re.search(r":(\d+)(/\S+)", life.stdout.readline()).groups()
+            asking = HTTPConnection("127.0.0.1", int(port))
+            asking.request("POST", f"{place}look", json.dumps({"text": "abc " * 20_000, "target": "a"}))
+            sleep(1.0)
+            life.send_signal(signal.SIGINT)
+            assert (life.wait(60), life.stderr.read()) == (130, "")
+        finally:
+            life.kill()
 
 
 def test_a_port_that_is_taken_is_refused_in_a_line(run: Path):

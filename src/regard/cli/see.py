@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from regard.cli.common import Device, ModelFolder, Threads, input_lines, load_mo
 from regard.errors import InputError
 
 _LONG = 2_000  # tokens read by a head, from which on a bar shows how far it is
+_PATIENCE = 0.5  # seconds for an answer that is being worked out when someone says stop
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
@@ -129,4 +131,9 @@ def _serve(shown: Shown, again: Again, port: int, browser: bool) -> None:
         sys.stdout.flush()
         if browser:
             webbrowser.open(live.address)
-        live.serve_forever()
+        try:
+            live.serve_forever()
+        except KeyboardInterrupt:
+            if not live.one_at_a_time.acquire(timeout=_PATIENCE):
+                os._exit(130)  # an answer is being worked out, and a thread inside torch brings the interpreter down
+            raise

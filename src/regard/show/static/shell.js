@@ -172,7 +172,8 @@ export class Shell {
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       send.disabled = true;
-      this.app.say("looking");
+      this.note.textContent = "Looking …";
+      this.app.say(this.note.textContent);
       try {
         const question = {text: text.value, target: target.value || null};
         this.app.replace(await this.app.store.post("look", question), question);
