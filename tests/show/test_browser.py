@@ -625,6 +625,27 @@ def test_spread_attention_is_drawn_too(browser: Any, tmp_path: Path):
         assert inked > 500
 
 
+def test_curves_stay_inside_their_plot(pages: dict[str, Page], window: Window):
+    for name in ("gpt2", "transformer"):
+        window.go(pages[name].address, view="positions")
+        for top, bottom, curve_top, curve_bottom in window.page.eval_on_selector_all(
+            ".plot .curve",
+            "(all) => all.map((one) => { const [plot, curve] = [one.ownerSVGElement, one].map((node) =>"
+            " node.getBoundingClientRect()); return [plot.top, plot.bottom - 30, curve.top, curve.bottom]; })",
+        ):
+            assert top <= curve_top <= curve_bottom <= bottom
+
+
+def test_what_many_words_become_is_cut_short(browser: Any, pages: dict[str, Page], tmp_path: Path):
+    payload, blobs = packed([("", pages["gpt2"].seen)])
+    payload["looks"][0]["off"]["heads"][0]["changed"] = [[0, "a", "b"]] * 5_000
+    path = tmp_path / "changed.html"
+    path.write_text(page(payload, blobs), "utf-8")
+    with opened(browser, path.as_uri(), view="off", layer="decoder.0.self", head=0) as window:
+        assert window.page.locator(".changed tbody tr").count() == 100
+        assert "and 4,900 more" in window.page.text_content("[data-view='off']")
+
+
 def test_wide_letters_are_cut_before_they_leave_the_drawing(browser: Any, pages: dict[str, Page], tmp_path: Path):
     payload, blobs = packed([("", pages["seq2seq"].seen)])
     words = [letter * 40 for letter in ("▁", "漢", "n")]

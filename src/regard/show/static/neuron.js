@@ -68,7 +68,8 @@ async function reckoned(app, layer, head, row) {
 function mountNeuron(root, app) {
   const {state} = app;
   const turn = turns();
-  const place = (name, count) => within(state.get(name), count);
+  // The query that was chosen, or one that sees much.
+  const rowOf = (layer) => within(state.get("row"), layer.queries, layer.causal ? layer.queries >> 1 : 0);
   const queries = tokenStrip("Query: the token that looks", (row) => state.set({row}));
   const keys = tokenStrip("Key: the token that is looked at", (column) => state.set({column}));
   const steps = element("ol", {class: "steps"});
@@ -184,7 +185,7 @@ function mountNeuron(root, app) {
     none.hidden = !missing;
     lists.hidden = steps.hidden = missing;
     if (missing) return others.show(kept().map(({name}) => name), -1);
-    const [head, row] = [within(state.get("head"), layer.heads), place("row", layer.queries)];
+    const [head, row] = [within(state.get("head"), layer.heads), rowOf(layer)];
     const {[layer.rows]: asking, [layer.columns]: answering} = app.look().sides;
     const mine = turn();
     const key = `${layer.name} ${head} ${row}`;
@@ -227,7 +228,7 @@ function mountNeuron(root, app) {
 
   async function npz() {
     const layer = app.layer();
-    const found = await reckoned(app, layer, within(state.get("head"), layer.heads), place("row", layer.queries));
+    const found = await reckoned(app, layer, within(state.get("head"), layer.heads), rowOf(layer));
     const key = found.answering(columnOf(layer, found));
     return {
       query: {shape: [found.asking.length], data: found.asking.slice()}, key: {shape: [key.length], data: key.slice()},

@@ -5,6 +5,7 @@ import {tokenWord, turns} from "./tokens.js";
 
 const cellWide = 48;
 const cellTall = 27;
+const listedChanges = 100; // of what is said otherwise, in a table
 
 const signed = (x) => (x > 0 ? `+${number(x)}` : number(x));
 const keyOf = (layer, head) => `${layer}:${head}`;
@@ -20,11 +21,13 @@ function changedTable(look, changed) {
   if (!changed.length) return element("p", {class: "quiet"}, "Every likeliest prediction stays as it was.");
   const tokens = (look.sides.said ?? look.sides.read ?? look.sides.source)?.tokens ?? [];
   const place = (row) => (row < 0 ? "label" : [look.shape === "decoder" ? "after " : `${row} `, tokenWord(tokens[row] ?? "")]);
-  return element("table", {class: "keys changed"}, element("thead", {},
+  const table = element("table", {class: "keys changed"}, element("thead", {},
     element("tr", {}, ["at", "was", "", "is now"].map((text) => element("th", {scope: "col"}, text)))),
-    element("tbody", {}, changed.map(([row, was, now]) => element("tr", {"data-row": row, "data-was": visible(was), "data-now": visible(now)},
+    element("tbody", {}, changed.slice(0, listedChanges).map(([row, was, now]) => element("tr", {"data-row": row, "data-was": visible(was), "data-now": visible(now)},
       element("th", {scope: "row"}, place(row)), element("td", {}, tokenWord(was)), element("td", {class: "quiet"}, "→"),
       element("td", {}, tokenWord(now, {class: "said"}))))));
+  const left = changed.length - listedChanges;
+  return left > 0 ? element("div", {}, table, element("p", {class: "quiet"}, `and ${left.toLocaleString("en")} more`)) : table;
 }
 
 function mountOff(root, app) {

@@ -31,7 +31,7 @@ function extent(values) {
 export function linePlot({title, x, lines, across, up, named = number, width = roomFor(520), height = 210, mark = null, pick = null}) {
   const [left, right, top, bottom] = [52, 14, lines.length > 1 ? 30 : 12, 36];
   const [lowX, highX] = [x[0], x.length > 1 ? x[x.length - 1] : x[0] + 1];
-  let [low, high] = extent(lines.flatMap((line) => line.values));
+  let [low, high] = extent(lines.flatMap((line) => Array.from(line.values)));
   if (low > 0 && low < 0.4 * high) low = 0;
   if (low === high) [low, high] = [low - 0.5, high + 0.5];
   const toX = (value) => left + ((value - lowX) / (highX - lowX)) * (width - left - right);
