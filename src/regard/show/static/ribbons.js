@@ -96,9 +96,9 @@ export class Ribbons {
       }
     }
     found.sort((a, b) => a.weight / a.mix.most - b.weight / b.mix.most);
-    // Where all is spread thin, the heaviest line is still to be seen.
+    // Where all is spread thin, the heaviest line is still to be seen: evenly over all keys, at a third of its strength.
     const heaviest = found.length ? found.at(-1).weight / found.at(-1).mix.most : 1;
-    this.peak = Math.max(focus ? 0.02 : 0.06, heaviest);
+    this.peak = Math.max(focus ? 0.02 : Math.min(0.3, 3 / this.columns.length), heaviest);
     const least = focus ? 0 : Math.min(faintest, 0.3 * heaviest);
     return found.filter(({weight, mix}) => weight >= least * mix.most).slice(-mostLines);
   }

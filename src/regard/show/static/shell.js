@@ -97,7 +97,8 @@ export class Shell {
       if (tab.id === `tab-${current?.name}`) tab.setAttribute("aria-current", "page");
       else tab.removeAttribute("aria-current");
     }
-    this.note.textContent = current?.about ?? "";
+    const without = look.layers.length ? "" : " This model has no attention; these views show what it has instead.";
+    this.note.textContent = current ? `${current.about}${without}` : "";
     this.look.whole.hidden = page.looks.length < 2 || page.slider;
     fill(this.look.list, page.looks.map(({label}, at) => [at, label]), state.get("look"));
     for (const part of [this.layer.whole, this.head.whole, this.summary.whole]) part.hidden = !layer;
