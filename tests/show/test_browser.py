@@ -405,7 +405,9 @@ def test_two_models_are_compared(compared: tuple[list[Seen], str, str], window: 
     assert window.unnamed() == []
 
 
-def test_a_slider_goes_through_the_course_of_time(compared: tuple[list[Seen], str, str], window: Window):
+def test_a_slider_goes_through_the_course_of_time(
+    compared: tuple[list[Seen], str, str], window: Window, tmp_path: Path
+):
     seens, _, address = compared
     layer = "decoder.0.cross"
     window.go(address, view="compare", layer=layer, head=0)
@@ -414,9 +416,16 @@ def test_a_slider_goes_through_the_course_of_time(compared: tuple[list[Seen], st
         assert found == {(r, c): pytest.approx(float(seen.weights[layer][0, r, c]), **CLOSE) for r, c in found}
         assert window.page.text_content(".player .count") == f"step {at + 1}"
         window.click(".player [aria-label='Step on']")
+    shown = window.page.locator('canvas[data-map="checkpoint"]').bounding_box()
+    assert png_size(window.saved("png", tmp_path)) == (round(2 * shown["width"]), round(2 * shown["height"]))
     [(line,)] = window.data("#over-time [data-values]", "values")
     assert [float(value) for value in line.split()] == pytest.approx([float(seen.entropy[layer][0]) for seen in seens])
     assert window.unnamed() == []
+
+
+def png_size(path: Path) -> tuple[int, int]:
+    header = path.read_bytes()[16:24]
+    return int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
 
 
 @pytest.mark.parametrize("view", [*EVERY, "buckets"])
@@ -455,9 +464,7 @@ def test_a_saved_matrix_is_sharp_and_has_its_numbers(pages: dict[str, Page], win
     layer = "decoder.0.cross"
     window.go(pages["transformer"].address, view="matrix", layer=layer, head=1)
     shown = window.page.locator("#map").bounding_box()
-    header = window.saved("png", tmp_path).read_bytes()[16:24]
-    size = int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
-    assert size == (2 * shown["width"], 2 * shown["height"])
+    assert png_size(window.saved("png", tmp_path)) == (2 * shown["width"], 2 * shown["height"])
     texts = [node.text for node in ElementTree.parse(window.saved("svg", tmp_path)).iter() if node.tag.endswith("text")]
     weights = pages["transformer"].seen.weights[layer][1].flatten().tolist()
     assert {f"{weight:.2f}".removeprefix("0") for weight in weights if weight >= 0.006} <= set(texts)

@@ -94,7 +94,7 @@ function mountBeside(root, app) {
     if (found.data) arrays.difference = {shape: [found.made[0].rows, found.made[0].columns], data: found.data};
     return arrays;
   };
-  const png = () => joinedCanvas([...sides.map(({map}) => map.canvas), difference.canvas].filter((canvas) => !canvas.hidden));
+  const png = () => joinedCanvas([...sides.map(({map}) => map), difference].filter(({canvas}) => !canvas.hidden).map((map) => map.picture()));
   const drawing = () => {
     const picture = png();
     return pictured(picture, picture.width, picture.height);

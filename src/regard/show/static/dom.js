@@ -60,6 +60,8 @@ export function word(text, attributes) {
   return element("bdi", attributes, visible(text));
 }
 
+export const sharpest = Math.max(2, window.devicePixelRatio || 1); // pixels of a saved picture for one on screen
+
 // A canvas as sharp as the screen, or sharper; its context draws in CSS pixels.
 export function sharp(canvas, width, height, scale = window.devicePixelRatio || 1) {
   const [across, down] = [Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale))];

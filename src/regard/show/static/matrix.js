@@ -1,5 +1,5 @@
 // One matrix: zoom, pan, values under the pointer, the weights of a row in order.
-import {element, framed, hideValue, label, number, showValue, visible, word} from "./dom.js";
+import {element, framed, hideValue, label, number, sharpest, showValue, visible, word} from "./dom.js";
 import {palette} from "./colour.js";
 import {textsOf, tokenAt, unitAt} from "./merge.js";
 import {eachTop} from "./store.js";
@@ -7,7 +7,6 @@ import {Tiles} from "./tiles.js";
 import {WeightMap} from "./map.js";
 
 const rankedKeys = 14; // beside the map
-const sharpest = Math.max(2, window.devicePixelRatio || 1); // pixels of a saved picture for one on screen
 
 class MatrixView {
   constructor(root, app) {

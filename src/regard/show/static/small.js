@@ -1,5 +1,5 @@
 // A small matrix with its tokens beside it, on a canvas: for views that show several at once.
-import {element, hideValue, label, number, sharp, showValue} from "./dom.js";
+import {element, hideValue, label, number, sharp, sharpest, showValue} from "./dom.js";
 import {colour, paint, strength} from "./colour.js";
 
 const smallestLabel = 9; // pixels of a cell below which its token is not written
@@ -53,7 +53,7 @@ export function smallMap(name, app, kind = "ramp") {
   let cursor = [0, 0];
 
   function show(given) {
-    const {rows, columns, data, along, across, most = 1, room, largest = 24} = given;
+    const {rows, columns, along, across, room, largest = 24} = given;
     const measure = sharp(canvas, 10, 10);
     measure.font = "12px system-ui, sans-serif";
     let [left, top] = along && across ? [widestOf(along, measure), widestOf(across, measure)] : [0, 0];
@@ -63,15 +63,22 @@ export function smallMap(name, app, kind = "ramp") {
       [left, top] = [0, 0];
       cell = Math.min(largest, room / columns, 520 / rows);
     }
-    shown = {...given, left, top, cell, wide: left + cell * columns, tall: top + cell * rows};
-    const context = sharp(canvas, shown.wide, shown.tall);
-    context.clearRect(0, 0, shown.wide, shown.tall);
+    shown = {...given, labelled, left, top, cell, wide: left + cell * columns, tall: top + cell * rows};
+    draw(canvas);
+    canvas.setAttribute("aria-label", `${name}: ${rows} by ${columns}; arrow keys read it`);
+  }
+
+  function draw(onto, sharpness) {
+    const {rows, columns, data, most = 1, labelled, left, top, cell, wide, tall} = shown;
+    const context = sharp(onto, wide, tall, sharpness);
+    context.fillStyle = colour("--paper");
+    context.fillRect(0, 0, wide, tall);
     const pixels = paint(document.createElement("canvas"), data, rows, columns, shareOf[kind](most), kind);
     context.imageSmoothingEnabled = false;
     context.drawImage(pixels, left, top, cell * columns, cell * rows);
     if (cell >= 8) drawLines(context, shown);
     if (labelled) drawLabels(context, shown);
-    canvas.setAttribute("aria-label", `${name}: ${rows} by ${columns}; arrow keys read it`);
+    return onto;
   }
 
   function tell(row, column, x, y) {
@@ -103,12 +110,14 @@ export function smallMap(name, app, kind = "ramp") {
     const box = canvas.getBoundingClientRect();
     app.say(tell(row, column, box.left + shown.left + (column + 0.5) * shown.cell, box.top + shown.top + (row + 0.5) * shown.cell));
   });
-  return {canvas, show};
+  // What is shown, sharp enough for paper.
+  const picture = () => draw(document.createElement("canvas"), sharpest);
+  return {canvas, show, picture};
 }
 
 // Several canvases as one picture, side by side on paper.
 export function joinedCanvas(canvases) {
-  const gap = 24;
+  const gap = 24 * sharpest;
   const made = document.createElement("canvas");
   made.width = canvases.reduce((sum, canvas) => sum + canvas.width + gap, gap);
   made.height = Math.max(...canvases.map((canvas) => canvas.height)) + 2 * gap;

@@ -86,5 +86,5 @@ export function mountTime(root, app) {
     }
     return arrays;
   };
-  return {update, save: {png: () => map.canvas, svg: () => plot.querySelector("svg"), npz}, unmount: control.stop};
+  return {update, save: {png: () => map.picture(), svg: () => plot.querySelector("svg"), npz}, unmount: control.stop};
 }
