@@ -79,6 +79,7 @@ TRANSLATORS: dict[str, Make] = {
     "marian, scaled": marian(biased=False, scale_embedding=True, activation_function="swish"),
     "marian, apart": marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=36),
     "marian, untied": marian(share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
+    "marian, shared in name only": marian(tie_word_embeddings=False),
 }  # fmt: skip
 FILLERS: dict[str, Make] = {
     "bert": bert("ForMaskedLM"),

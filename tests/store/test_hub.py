@@ -20,7 +20,8 @@ from regard.cli import run
 from regard.errors import DamagedFile, InputError
 from regard.store.exchange import convert
 from regard.store.folder import read_folder, unique_tensors
-from tests.parity.folders import CPU, ours
+from tests.parity import zoo
+from tests.parity.folders import CPU, ours, saved, shaken
 from tests.store.published import copied, edit, said, sharded
 
 Change = Callable[[Path], None]
@@ -275,6 +276,16 @@ def test_there_and_back_again_changes_nothing(folders: Path, tmp_path: Path, nam
     assert all(torch.equal(last[key], expected[key]) for key in expected)
     with pytest.raises(InputError, match="already"):
         convert(folders / name, tmp_path / "theirs", "regard")
+
+
+@pytest.mark.parametrize("name", ["marian, apart", "marian, shared in name only"])
+def test_one_tokenizer_may_serve_two_tables(tmp_path: Path, name: str):
+    first = ours(saved(shaken(zoo.ALL[name]()), tmp_path / "old"))
+    convert(tmp_path / "old", tmp_path / "own", "regard")
+    own = ours(tmp_path / "own")
+    before, after = unique_tensors(first.network), unique_tensors(own.network)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    assert [made.encode("hello") for made in own.tokenizers if made] == 2 * [first.tokenizers[0].encode("hello")]
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:../x", "hf:a/b/c", "hf:a b", "hf:a/b@../x", "hf:http://x/y"])

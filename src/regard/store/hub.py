@@ -243,7 +243,8 @@ def _words(folder: Path, network: Network, generation: Mapping[str, Any]) -> Tok
     for tokenizer, size in zip((made[0], made[1] or made[0]), known):
         if tokenizer.vocabulary > size:
             raise catalogue.FOREIGN_TOKENIZER(path=folder, found=tokenizer.vocabulary, known=size)
-    return made
+    # A folder of ours says both wherever the two sides have tables of their own.
+    return made if network.source_vocabulary is None else (made[0], made[1] or made[0])
 
 
 def _equivalent(

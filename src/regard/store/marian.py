@@ -64,6 +64,11 @@ def _tied(model: Model) -> bool:
     return bool(readout.tied)
 
 
+def _one_table(weights: Weights) -> bool:
+    """Whether both sides read the same table: where nothing is tied, each reads its own, whatever is shared."""
+    return all(weights.same(f"{side}.embed_tokens.weight", "shared.weight") for side in ("encoder", "decoder"))
+
+
 def _describe(settings: Settings, weights: Weights, architecture: str) -> Published:  # noqa: ARG001 (there is one)
     for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits"):
         settings.assume(name, False)
@@ -74,11 +79,12 @@ def _describe(settings: Settings, weights: Weights, architecture: str) -> Publis
     )  # fmt: skip
     width, dropout = settings.whole("d_model|hidden_size", 1024), settings.number("dropout", 0.1)
     activation = settings.activation("activation_function", "gelu")
-    shared = settings.flag("share_encoder_decoder_embeddings", True)
+    tying = settings.flag("tie_word_embeddings", True)
+    shared = settings.flag("share_encoder_decoder_embeddings", True) and (tying or _one_table(weights))
     vocabulary = settings.whole("vocab_size", 58101)
     target = settings.whole("decoder_vocab_size", vocabulary)
     table = "shared.weight" if shared else "decoder.embed_tokens.weight"
-    tied = settings.flag("tie_word_embeddings", True) and weights.same("lm_head.weight", table)
+    tied = tying and weights.same("lm_head.weight", table)
 
     def feed(side: str) -> FeedForward:
         return FeedForward(settings.whole(f"{side}_ffn_dim", 4096), activation)
@@ -138,7 +144,8 @@ MARIAN = Family(
     _configure,
     prefix="model.",
     outside=r"^(lm_head\.|final_logits_bias$)",
-    ignored=(r"^(en|de)coder\.embed_positions\.weight$", r"^final_logits_bias$"),
+    # A shared table beside two others is what nobody reads.
+    ignored=(r"^(en|de)coder\.embed_positions\.weight$", r"^final_logits_bias$", r"^shared\.weight$"),
     kept=("max_position_embeddings",),
     constant=_constant,
 )
