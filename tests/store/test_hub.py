@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import MarianMTModel
 
 import regard
 from regard.cli import run
@@ -286,6 +287,15 @@ def test_one_tokenizer_may_serve_two_tables(tmp_path: Path, name: str):
     before, after = unique_tensors(first.network), unique_tensors(own.network)
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert [made.encode("hello") for made in own.tokenizers if made] == 2 * [first.tokenizers[0].encode("hello")]
+
+
+def test_each_side_keeps_its_own_padding(tmp_path: Path):
+    settings = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 36, "pad_token_id": 35}
+    saved(shaken(zoo.marian(**settings)()), tmp_path / "old")
+    edit(tmp_path / "old" / "tokenizer_config.json", pad_token="z")
+    convert(tmp_path / "old", tmp_path / "own", "regard")
+    convert(tmp_path / "own", tmp_path / "new", "huggingface")
+    assert MarianMTModel.from_pretrained(tmp_path / "new").config.pad_token_id == 35
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:../x", "hf:a/b/c", "hf:a b", "hf:a/b@../x", "hf:http://x/y"])

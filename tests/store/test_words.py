@@ -142,9 +142,9 @@ def test_pieces_with_bytes_write_what_no_piece_writes(tmp_path: Path):
         assert ours.decode(ours.encode(text)) == text
 
 
-def marian(folder: Path, *, separate: bool = False) -> None:
-    spm(folder / "source.spm", 150, LINES[:2] + LINES[4:5])
-    spm(folder / "target.spm", 150, LINES[2:4])
+def marian(folder: Path, *, separate: bool = False, size: int = 150, **settings: object) -> None:
+    spm(folder / "source.spm", size, LINES[:2] + LINES[4:5], **settings)
+    spm(folder / "target.spm", size, LINES[2:4], **settings)
     pieces = [
         [model.id_to_piece(i) for i in range(3, len(model))]
         for model in (sentencepiece.SentencePieceProcessor(model_file=str(folder / f"{side}.spm"))
@@ -198,7 +198,7 @@ def test_a_saved_tokenizer_is_read_with_the_parts_its_settings_name(tmp_path: Pa
     assert (ours.begin, ours.end, ours.opening) == (1, 0, ())
 
 
-@pytest.mark.parametrize("kind", ["bert", "gpt2", "t5", "marian"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "t5", "marian", "marian, apart", "marian, bytes"])
 def test_what_is_written_is_read_by_others(tmp_path: Path, kind: str):
     folder = tmp_path / "old"
     folder.mkdir()
@@ -209,28 +209,30 @@ def test_what_is_written_is_read_by_others(tmp_path: Path, kind: str):
     elif kind == "t5":
         spm(folder / "spiece.model", 220, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     else:
-        marian(folder)
+        settings = {"byte_fallback": True, "size": 420} if "bytes" in kind else {}
+        marian(folder, separate="apart" in kind, **settings)
+        kind = "marian"
     start = {"t5": 0, "marian": 1}.get(kind)
     made = read_published(folder, start=start)
     write_published(tmp_path, made, longest=77, frame={"bert": "both", "gpt2": "opening"}.get(kind, "end"))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     again = read_published(tmp_path, start=start)
-    for text in STRINGS[:100]:
+    texts = [text for text in STRINGS if "\uffff" not in text]  # which no text holds that anybody wrote
+    for text in texts:
         ids = made[0].encode(text)
         expected = {"bert": [2, *ids, 3], "gpt2": ids, "t5": [*ids, 1], "marian": [*ids, 0]}[kind]
         found = theirs(text, split_special_tokens=True)["input_ids"]
         assert max(found, default=0) < made[0].vocabulary
-        if kind == "marian":  # where pieces without a number are left out, and others stand for them
-            assert found == [*again[0].encode(text), 0]
-        else:
-            assert found == expected
-            assert again[0].encode(text) == ids
+        assert found == expected
+        assert again[0].encode(text) == ids
     parts = ("begin", "end", "pad")
     assert [getattr(again[0], part) for part in parts] == [getattr(made[0], part) for part in parts]
     assert theirs.model_max_length == 77
     if made[1] is not None:
         assert again[1] is not None
-        assert again[1].encode("Кто рано") == made[1].encode("Кто рано")
+        theirs._switch_to_target_mode()
+        same(again[1], theirs, texts)
+        same(made[1], theirs, texts)
 
 
 def refused(folder: Path) -> str:

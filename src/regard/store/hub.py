@@ -103,10 +103,11 @@ def write_hub(folder: Path, loaded: Loaded) -> Path:
     was = loaded.config.get("model_type")
     family, config, tensors = _equivalent(published, network, sorted(others, key=lambda one: one.name != was))
     config |= {key: loaded.config[key] for key in family.kept if was == family.name and key in loaded.config}
-    first, last = made[1] or made[0], made[0]
-    config |= {"bos_token_id": _or_none(first, "begin"), "eos_token_id": last.end, "pad_token_id": last.pad}
+    says = made[1] or made[0]
+    pad = loaded.generation.get("pad_token_id", says.pad)  # the two sides may pad with tokens of their own
+    config |= {"bos_token_id": _or_none(says, "begin"), "eos_token_id": says.end, "pad_token_id": pad}
     if network.encoder is not None and network.decoder is not None:
-        config |= {"decoder_start_token_id": first.begin, "bos_token_id": None}
+        config |= {"decoder_start_token_id": says.begin, "bos_token_id": None}
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "config.json", json_bytes({
         "model_type": family.name, "dtype": "float32", **config, "regard_version": __version__}))  # fmt: skip

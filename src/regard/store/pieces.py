@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,10 @@ from regard.store.files import read_bounded
 from regard.text.tokenizer import ELSEWHERE
 
 _UNIGRAM, _PAIRS = 1, 2  # kinds of models
-_NORMAL, _CONTROL, _USER, _BYTE = 1, 3, 4, 6  # kinds of pieces
+_NORMAL, _UNKNOWN, _CONTROL, _USER, _BYTE = 1, 2, 3, 4, 6  # kinds of pieces
 _MARK = "▁"
+_SPECIAL = ("<unk>", "</s>", "<pad>")  # what every numbering of Marian's has
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 _NOWHERE = "\ufffe"  # stands in a text for ELSEWHERE, so that no text holds that
 
 
@@ -123,13 +127,12 @@ def marian_tokenizer(path: Path, numbers: Mapping[str, int]) -> tuple[tokenizers
     Pieces that only the other language has are never found in a text; those that have no number come behind the rest.
     """
     found = read_pieces(path)
-    own = {text: score for (text, score), kind in zip(found.scores, found.kinds) if kind not in (_CONTROL, 2)}
+    own = {text: score for (text, score), kind in zip(found.scores, found.kinds) if kind not in (_CONTROL, _UNKNOWN)}
     if sorted(numbers.values()) != list(range(len(numbers))) or "<unk>" not in numbers:
         raise _unusable(path.parent / "vocab.json", "its numbers are not 0, 1, 2, ... or <unk> is not among them")
-    special = {"<unk>", "</s>", "<pad>"}
     lowest = min(own.values(), default=0.0)
     scores = [
-        (text if text in own or text in special else ELSEWHERE + text, own.get(text, lowest))
+        (text if text in own or text in _SPECIAL else ELSEWHERE + text, own.get(text, lowest))
         for text in sorted(numbers, key=numbers.__getitem__)
     ]
     beyond = [(text, score) for text, score in own.items() if text not in numbers]
@@ -146,9 +149,35 @@ def marian_tokenizer(path: Path, numbers: Mapping[str, int]) -> tuple[tokenizers
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_MARK, "always", split=False)
     tokenizer.decoder = _decoder(found, [decoders.Replace(ELSEWHERE, "")])
     codes = [text for text in numbers if text.startswith(">>") and text.endswith("<<")]
-    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special if name in numbers])
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in _SPECIAL if name in numbers])
     tokenizer.add_tokens([AddedToken(name, normalized=False) for name in codes if name in own])
     return tokenizer, len(numbers)
+
+
+def marian_files(written: str, known: int) -> tuple[bytes, dict[str, int]]:
+    """The opposite of `marian_tokenizer`: the SentencePiece file of a tokenizer.json of its making, and the numbers."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    plain = json.loads(written)
+    pieces, steps = plain["model"]["vocab"], plain["normalizer"]["normalizers"]
+    numbers = {text.removeprefix(ELSEWHERE): number for number, (text, _) in enumerate(pieces[:known])}
+    own = [(text, score) for text, score in pieces if not text.startswith(ELSEWHERE) and text not in _SPECIAL]
+    proto = sentencepiece_model_pb2.ModelProto()
+    for text, kind in (("<unk>", _UNKNOWN), ("<s>", _CONTROL), ("</s>", _CONTROL)):
+        proto.pieces.add(piece=text, score=0.0, type=kind)
+    for text, score in own:
+        bytewise = plain["model"]["byte_fallback"] and text in _BYTES
+        proto.pieces.add(piece=text, score=score, type=_BYTE if bytewise else _NORMAL)
+    proto.trainer_spec.model_type = _UNIGRAM
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    proto.trainer_spec.byte_fallback = plain["model"]["byte_fallback"]
+    kinds = {step["type"]: step for step in steps}
+    proto.normalizer_spec.name = "nmt_nfkc" if "NFKC" in kinds else "identity"
+    if "Precompiled" in kinds:
+        characters = base64.b64decode(kinds["Precompiled"]["precompiled_charsmap"])
+        proto.normalizer_spec.precompiled_charsmap = characters
+    proto.normalizer_spec.remove_extra_whitespaces = {"Regex": " {2,}"} in [step.get("pattern") for step in steps]
+    return bytes(proto.SerializeToString(deterministic=True)), numbers
 
 
 def _decoder(found: Pieces, first: list[decoders.Decoder]) -> decoders.Decoder:

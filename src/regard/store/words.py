@@ -19,7 +19,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from regard import catalogue
 from regard.errors import DamagedFile, InputError
 from regard.store.files import json_bytes, read_bounded, read_json, require_file, write_file
-from regard.store.pieces import marian_tokenizer, piece_tokenizer
+from regard.store.pieces import marian_files, marian_tokenizer, piece_tokenizer
 from regard.text.tokenizer import Roles, Tokenizer
 
 Names = dict[str, str]
@@ -70,12 +70,30 @@ def read_published(folder: Path, *, start: int | None = None, end: int | None = 
 
 def write_published(folder: Path, made: Tokenizers, *, longest: int | None, frame: Frame, segments: int = 0) -> None:
     """Tokenizer files that others read: tokenizer.json with what frames a text, and the parts that tokens play."""
+    if made[1] is not None and all(one.roles is not None and one.roles.known is not None for one in made if one):
+        _write_marian(folder, (made[0], made[1]), longest)
+        return
     for tokenizer, name in zip(made, ("tokenizer.json", "target_tokenizer.json")):
         if tokenizer is not None:
             write_file(folder / name, _framed(tokenizer, frame).encode())
     config = _described(made[0], longest)
     if segments > 1:  # else others would not say which text of a pair a token belongs to
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    write_file(folder / "tokenizer_config.json", json_bytes(config))
+
+
+def _write_marian(folder: Path, made: tuple[Tokenizer, Tokenizer], longest: int | None) -> None:
+    """Marian's own files, the only form in which a piece of text can have no number of the model's."""
+    files = [marian_files(tokenizer.to_json(), tokenizer.vocabulary) for tokenizer in made]
+    for (pieces, _), name in zip(files, ("source.spm", "target.spm")):
+        write_file(folder / name, pieces)
+    numbers = [numbers for _, numbers in files]
+    apart = numbers[0] != numbers[1]
+    write_file(folder / "vocab.json", json_bytes(numbers[0]))
+    if apart:
+        write_file(folder / "target_vocab.json", json_bytes(numbers[1]))
+    config = {**_PIECES, "tokenizer_class": "MarianTokenizer", "separate_vocabs": apart}
+    config = config if longest is None else {**config, "model_max_length": longest}
     write_file(folder / "tokenizer_config.json", json_bytes(config))
 
 
@@ -97,9 +115,6 @@ def _framed(tokenizer: Tokenizer, frame: Frame) -> str:
     """tokenizer.json with what stands around a text."""
     library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     written = json.loads(tokenizer.to_json())
-    if tokenizer.roles is not None and tokenizer.roles.known is not None:
-        # Others would take pieces without a number of the model's for numbers it does not have.
-        written["model"]["vocab"] = written["model"]["vocab"][: tokenizer.vocabulary]
 
     def named(*numbers: int) -> list[tuple[str, int]]:
         return [(str(library.id_to_token(number)), number) for number in numbers]
