@@ -177,6 +177,20 @@ def test_two_lists_of_pieces_are_read_as_marian_reads_them(tmp_path: Path, separ
         assert target.decode(ids) == source.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+def test_what_says_the_language_of_a_translation_is_a_token(tmp_path: Path):
+    marian(tmp_path)
+    numbers = json.loads((tmp_path / "vocab.json").read_text())
+    codes = {code: len(numbers) + place for place, code in enumerate([">>fra<<", ">>deu_Latn<<"])}
+    write_json(tmp_path / "vocab.json", {**numbers, **codes})
+    made = read_published(tmp_path, start=7)
+    (tmp_path / "new").mkdir()
+    write_published(tmp_path / "new", made, longest=None, frame="end")
+    for folder in (tmp_path, tmp_path / "new"):
+        theirs = MarianTokenizer.from_pretrained(folder)
+        texts = [">>fra<< The early bird", ">>deu_Latn<<The  bird", ">>fra<<", "The >> early", *STRINGS[:100]]
+        same(read_published(folder, start=7)[0], theirs, texts)
+
+
 def test_what_was_added_later_keeps_its_number(tmp_path: Path):
     word_pieces(tmp_path)
     size = len((tmp_path / "vocab.txt").read_text().splitlines())

@@ -132,7 +132,7 @@ def marian_tokenizer(path: Path, numbers: Mapping[str, int]) -> tuple[tokenizers
         raise _unusable(path.parent / "vocab.json", "its numbers are not 0, 1, 2, ... or <unk> is not among them")
     lowest = min(own.values(), default=0.0)
     scores = [
-        (text if text in own or text in _SPECIAL else ELSEWHERE + text, own.get(text, lowest))
+        (text if text in own or _apart(text) else ELSEWHERE + text, own.get(text, lowest))
         for text in sorted(numbers, key=numbers.__getitem__)
     ]
     beyond = [(text, score) for text, score in own.items() if text not in numbers]
@@ -148,10 +148,15 @@ def marian_tokenizer(path: Path, numbers: Mapping[str, int]) -> tuple[tokenizers
     tokenizer.normalizer = normalizers.Sequence(steps)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_MARK, "always", split=False)
     tokenizer.decoder = _decoder(found, [decoders.Replace(ELSEWHERE, "")])
-    codes = [text for text in numbers if text.startswith(">>") and text.endswith("<<")]
+    codes = [text for text in numbers if _apart(text) and text not in _SPECIAL]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in _SPECIAL if name in numbers])
-    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in codes if name in own])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in codes])
     return tokenizer, len(numbers)
+
+
+def _apart(text: str) -> bool:
+    """Whether a token has a number though no text is cut into it: special ones, and the codes of languages."""
+    return text in _SPECIAL or (text.startswith(">>") and text.endswith("<<"))
 
 
 def marian_files(written: str, known: int) -> tuple[bytes, dict[str, int]]:
@@ -161,7 +166,7 @@ def marian_files(written: str, known: int) -> tuple[bytes, dict[str, int]]:
     plain = json.loads(written)
     pieces, steps = plain["model"]["vocab"], plain["normalizer"]["normalizers"]
     numbers = {text.removeprefix(ELSEWHERE): number for number, (text, _) in enumerate(pieces[:known])}
-    own = [(text, score) for text, score in pieces if not text.startswith(ELSEWHERE) and text not in _SPECIAL]
+    own = [(text, score) for text, score in pieces if not text.startswith(ELSEWHERE) and not _apart(text)]
     proto = sentencepiece_model_pb2.ModelProto()
     for text, kind in (("<unk>", _UNKNOWN), ("<s>", _CONTROL), ("</s>", _CONTROL)):
         proto.pieces.add(piece=text, score=0.0, type=kind)
