@@ -14,7 +14,8 @@ import tokenizers
 from tokenizers import decoders, models
 
 from regard import catalogue
-from regard.errors import InputError
+from regard.errors import DamagedFile, InputError
+from regard.text.steady import require_steady
 from regard.text.words import Span
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
@@ -201,9 +202,11 @@ class Tokenizer:
     def from_json(cls, text: str, roles: Roles | None = None) -> Tokenizer:
         """The opposite of `to_json`, also for a tokenizer.json made elsewhere."""
         try:
-            tokenizer = cls(tokenizers.Tokenizer.from_str(text), text, roles)
+            library = tokenizers.Tokenizer.from_str(text)
+            require_steady(library)
+            tokenizer = cls(library, text, roles)
             tokenizer.encode("A probe, 1.")
-        except (KeyboardInterrupt, SystemExit):
+        except (KeyboardInterrupt, SystemExit, DamagedFile):
             raise
         except BaseException as error:  # a panic of the Rust library is not an Exception
             raise catalogue.BAD_TOKENIZER(why=error) from None
