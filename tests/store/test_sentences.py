@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.errors import Note
 from regard.store.exchange import convert
 from tests.parity import zoo
 from tests.parity.folders import ours, saved, shaken
-from tests.store.published import copied, said
+from tests.store.published import copied, edit, said
 
 SENTENCES = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
@@ -54,6 +55,28 @@ def test_a_sentence_folder_cuts_long_texts_wherever_it_is_taken(tmp_path: Path):
         assert len(model.embed(["abcdefgh"], tokens=True)[0][0]) == 6
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": -1}')
     assert "max_seq_length" in said(folder)
+
+
+def test_newer_sentence_folders_leave_the_length_to_the_tokenizer(tmp_path: Path):
+    folder = sentence_folder(saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "m"))
+    whole = regard.load(folder).embed(["abcdefgh"])
+    (folder / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
+    edit(folder / "tokenizer_config.json", model_max_length=6)
+    model = regard.load(folder)
+    assert np.allclose(model.embed(["abcdefgh" * 9]), model.embed(["abcd"]))
+    edit(folder / "tokenizer_config.json", model_max_length=10**30)
+    model = regard.load(folder)
+    assert np.allclose(model.embed(["abcdefgh"]), whole)
+    assert np.allclose(model.embed(["a" * 90]), model.embed(["a" * 30]))  # the model has 32 positions
+    edit(folder / "tokenizer_config.json", model_max_length="six")
+    assert "model_max_length" in said(folder)
+
+
+def test_a_prompt_that_is_put_before_every_text_is_noted(tmp_path: Path):
+    folder = sentence_folder(saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "m"))
+    (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
+    with pytest.warns(Note, match="its prompt 'query'"):
+        regard.load(folder)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,8 @@ def read_hub(folder: Path, device: torch.device) -> Loaded:
     fill(network, tensors)
     generation = read_generation(folder, {key: config[key] for key in GENERATION & config.keys()}, network)
     if sentences:
-        config[LONGEST_TEXT] = read_longest_text(folder)
+        limits = read_longest_text(folder), network.longest
+        config[LONGEST_TEXT] = min((limit for limit in limits if limit is not None), default=None)
     return Loaded(network.to(device).eval(), _words(folder, network, generation), config, generation)
 
 

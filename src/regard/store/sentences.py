@@ -19,6 +19,7 @@ _POOLS: dict[str, Pool] = {
 }  # fmt: skip
 _OTHERS = ("pooling_mode_mean_sqrt_len_tokens", "pooling_mode_weightedmean_tokens")
 _PREFIX = "sentence_transformers.models."
+_ENDLESS = 1 << 40
 
 
 def is_sentence_folder(folder: Path) -> bool:
@@ -43,14 +44,24 @@ def read_sentence_readout(folder: Path) -> Vector:
 
 def read_longest_text(folder: Path) -> int | None:
     """How many tokens of a text are read, what stands around it included; what follows them is cut off."""
-    path = folder / "sentence_bert_config.json"
-    settings = read_json(path) if path.exists() else {}
+    settings = _settings(folder, "sentence_bert_config.json")
     if settings.get("do_lower_case"):
-        warnings.warn(f"{path} asks for do_lower_case, which regard does not do.", Note, stacklevel=2)
-    most = settings.get("max_seq_length")
+        warnings.warn(f"{folder} asks for do_lower_case, which regard does not do.", Note, stacklevel=2)
+    prompt = _settings(folder, "config_sentence_transformers.json").get("default_prompt_name")
+    if prompt is not None:
+        said = f"{folder} puts its prompt {str(prompt)[:40]!r} before every text, regard does not. Begin yours with it."
+        warnings.warn(said, Note, stacklevel=2)
+    name, most = "max_seq_length", settings.get("max_seq_length")
+    if most is None:  # newer folders leave it to the tokenizer, which says a number without end where there is none
+        name, most = "model_max_length", _settings(folder, "tokenizer_config.json").get("model_max_length")
+        most = None if isinstance(most, (int, float)) and most > _ENDLESS else most
     if most is not None and (type(most) is not int or most < 1):
-        raise DamagedFile(f"{path} cannot be used: max_seq_length is {str(most)[:20]}. Copy or download it again.")
+        raise DamagedFile(f"{folder} cannot be used: its {name} is {str(most)[:20]}. Copy or download it again.")
     return most
+
+
+def _settings(folder: Path, name: str) -> dict[str, Any]:
+    return read_json(folder / name) if (folder / name).exists() else {}
 
 
 def _pool(folder: Path, name: str) -> Pool:
