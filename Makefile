@@ -43,9 +43,10 @@ check: .venv/developing  ## format, lint, types, layers, fast tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto -m "not slow"
 
-storm: .venv/developing  ## runs killed at random, killed at every point of saving, and on full disks lose nothing
+storm: .venv/developing  ## runs killed at random, at every point of saving, on full disks; thousands of damaged files
 	$(BIN)/python tests/storm.py --runs 20 --kills 5
 	$(BIN)/python tests/disk.py
+	$(BIN)/python tests/fuzz.py
 
 .venv/benching: .venv/installed bench/joey.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -57,6 +57,18 @@ def test_separate_vocabularies_are_kept_apart(tmp_path: Path):
     assert isinstance(model.translate("abc"), str)
 
 
+@pytest.mark.parametrize("change", [{"begin": 2**63}, {"pad": -1}, {"opening": [10**6]}, {"between": 10**9}])
+def test_parts_are_played_by_tokens_that_the_model_has(tmp_path: Path, change: dict[str, object]):
+    write(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    roles = {"kind": "roles", "begin": 1, "end": 2, "pad": 0}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [roles, None]}))
+    assert regard.load(tmp_path).tokenizer.begin == 1
+    (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [{**roles, **change}, None]}))
+    with pytest.raises(DamagedFile, match="tokens that the model does not have"):
+        regard.load(tmp_path)
+
+
 def test_files_have_the_shape_and_the_mode_the_ecosystem_expects(tmp_path: Path):
     before = os.umask(0o022)
     try:

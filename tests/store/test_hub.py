@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -177,6 +178,17 @@ def test_shards_that_lead_nowhere_are_refused(folders: Path, tmp_path: Path):
         message = said(folder)
         assert "refused" in message
         assert len(message) < 500
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json"])
+def test_half_of_a_character_pair_is_refused(folders: Path, tmp_path: Path, file: str):
+    folder = copied(folders, "bert", tmp_path / "m")
+    (folder / file).touch()
+    whole = json.loads((folder / file).read_text() or "{}")
+    (folder / file).write_text(json.dumps({**whole, "mask_token": "\ud83d\ude00"}))
+    read_folder(folder, CPU) if file != "config.json" else None
+    (folder / file).write_text(json.dumps({**whole, "mask_token": "\ud800"}))
+    assert f"{file} is not JSON" in said(folder)
 
 
 BOMBS = [{"n_embd": 10**9}, {"n_layer": 10**6}, {"n_layer": 9_999}, {"vocab_size": 10**12}, {"n_inner": 10**15},

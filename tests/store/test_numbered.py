@@ -10,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 
 import regard
 from regard.errors import Note
+from regard.store.exchange import convert
 
 
 def test_a_language_model_goes_on_in_numbers(tmp_path: Path):
@@ -43,3 +44,12 @@ def test_a_translator_answers_in_numbers(tmp_path: Path):
         ["5 7 9"], type(options)(beam=5, max_tokens=8, normalization="length", ending="likely", length_penalty=1.0)
     )
     assert answer[0][0].text == " ".join(map(str, expected))
+
+
+def test_tokens_that_the_model_does_not_have_play_no_part(tmp_path: Path):
+    GPT2LMHeadModel(GPT2Config(vocab_size=31, n_embd=24, n_layer=1, n_head=3, n_positions=32)).save_pretrained(
+        tmp_path / "a"
+    )
+    with pytest.warns(Note, match="has no tokenizer"):
+        convert(tmp_path / "a", tmp_path / "b", "regard")
+    assert regard.load(tmp_path / "b").tokenizer.roles.begin is None

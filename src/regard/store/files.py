@@ -148,6 +148,8 @@ def read_json(path: Path) -> dict[str, Any]:
     content = read_bounded(path)
     try:
         value = json.loads(content)
+        if b"\\ud" in content or b"\\uD" in content:
+            json.dumps(value, ensure_ascii=False).encode()  # half of a character pair is not text
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} is not JSON: {_first_line(error)}. Restore it from a copy.") from error
     if not isinstance(value, dict):

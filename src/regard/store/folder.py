@@ -189,7 +189,17 @@ def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tok
     for tokenizer, size, name in zip(made, known, ("tokenizer.json", "target_tokenizer.json")):
         if tokenizer is not None and tokenizer.vocabulary > size:
             raise catalogue.FOREIGN_TOKENIZER(path=folder / name, found=tokenizer.vocabulary, known=size)
+        if tokenizer is not None and tokenizer.roles is not None:
+            _require_tokens(tokenizer.roles, size, folder)
     return made
+
+
+def _require_tokens(roles: Roles, size: int, folder: Path) -> None:
+    """Refuse parts that are played by tokens the model does not have."""
+    parts = roles.begin, roles.end, roles.pad, roles.unknown, roles.mask, *(roles.opening or ())
+    if not all(token is None or token in range(size) for token in parts) or roles.between not in (1, 2):
+        raise DamagedFile(f"{folder}/config.json cannot be used: roles names tokens that the model does not have. "
+                          "Restore it from a copy.")  # fmt: skip
 
 
 def _tokenizer(path: Path, roles: Roles | None) -> Tokenizer:

@@ -20,6 +20,9 @@ def numbered(folder: Path, size: int, said: Mapping[str, Any], *, start: int | N
     warnings.warn(f"{folder} has no tokenizer, so texts are the numbers of tokens, as in '5 7 9'.", Note, stacklevel=2)
     words = tokenizers.Tokenizer(WordLevel({str(number): number for number in range(size)}, unk_token="0"))
     words.pre_tokenizer = WhitespaceSplit()
-    begin = said.get("bos_token_id") if start is None else start
-    pad = said.get("pad_token_id")
+    # Settings that nobody made may name tokens that the model does not have.
+    first, pad = (
+        number if number in range(size) else None for number in map(said.get, ("bos_token_id", "pad_token_id"))
+    )
+    begin = first if start is None else start
     return Tokenizer(words, roles=Roles(begin, end, end if pad is None else pad, opening=()))
