@@ -57,6 +57,20 @@ def test_a_sentence_folder_cuts_long_texts_wherever_it_is_taken(tmp_path: Path):
     assert "max_seq_length" in said(folder)
 
 
+def test_a_download_whose_files_are_links_into_its_store_is_read(tmp_path: Path):
+    folder = sentence_folder(saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "repo" / "snapshots" / "abc"))
+    store = tmp_path / "repo" / "blobs"
+    store.mkdir()
+    for number, path in enumerate([path for path in folder.rglob("*") if path.is_file()]):
+        path.rename(store / str(number))
+        path.symlink_to(store / str(number))
+    assert ours(folder).network.description.readout.says == "vectors"
+    (folder / "1_Pooling" / "config.json").unlink()
+    (tmp_path / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (folder / "1_Pooling" / "config.json").symlink_to(tmp_path / "config.json")
+    assert "outside" in said(folder)
+
+
 def test_newer_sentence_folders_leave_the_length_to_the_tokenizer(tmp_path: Path):
     folder = sentence_folder(saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "m"))
     whole = regard.load(folder).embed(["abcdefgh"])
@@ -96,5 +110,6 @@ def test_sentence_folders_are_read_or_refused_by_name(tmp_path: Path, kinds: str
         assert word in said(folder)
     else:
         assert ours(folder).network.description.readout.inner is None
-        (folder / "modules.json").write_text(json.dumps([SENTENCES[0], {**SENTENCES[1], "path": "../1_Pooling"}]))
-        assert "outside" in said(folder)
+        for path in ("../1_Pooling", "a\nb", "a" * 300, "a\0", "\ud800", "/etc", "a\\b", ".."):
+            (folder / "modules.json").write_text(json.dumps([SENTENCES[0], {**SENTENCES[1], "path": path}]))
+            assert "outside" in said(folder)

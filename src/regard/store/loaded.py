@@ -36,6 +36,15 @@ def root_of(folder: Path) -> Path:
     return root.parent.parent if root.parent.name == "snapshots" else root
 
 
+def is_inside(folder: Path, name: str, file: str = "") -> bool:
+    """Whether this is the name of something in the folder, and it (or a file in it) leads nowhere else."""
+    plain = Path(name).name == name and name.isprintable() and "\\" not in name and len(name.encode()) < 256
+    try:
+        return plain and (folder / name / file).resolve().is_relative_to(root_of(folder))
+    except (OSError, RuntimeError):  # a link that leads to itself
+        return False
+
+
 def refuse_pickles(folder: Path) -> None:
     """A pickle could run code, so it is refused by name when there is nothing better."""
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():

@@ -11,7 +11,7 @@ from regard.errors import DamagedFile, InputError, Note
 from regard.models.model import Model
 from regard.models.pooled import First, Last, Mean, Most, Pool, Vector
 from regard.store.files import json_bytes, read_bounded, read_json, write_file
-from regard.store.loaded import root_of
+from regard.store.loaded import is_inside
 
 _POOLS: dict[str, Pool] = {
     "pooling_mode_cls_token": First(), "pooling_mode_mean_tokens": Mean(), "pooling_mode_max_tokens": Most(),
@@ -65,9 +65,9 @@ def _settings(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _pool(folder: Path, name: str) -> Pool:
+    if not is_inside(folder, name, "config.json"):
+        raise DamagedFile(f"{folder}/modules.json names {name[:100]!r}: outside the model folder; refused.")
     inside = folder / name / "config.json"
-    if Path(name).name != name or not inside.resolve().is_relative_to(root_of(folder)):
-        raise DamagedFile(f"{folder}/modules.json names {name!r}: outside the model folder; refused.")
     settings = read_json(inside)
     wanted = [mode for mode in (*_POOLS, *_OTHERS) if settings.get(mode) is True]
     said = settings.get("pooling_mode")
