@@ -43,7 +43,7 @@ check: .venv/developing  ## format, lint, types, layers, fast tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto -m "not slow"
 
-storm: .venv/developing  ## runs killed at random, at every point of saving, on full disks; thousands of damaged files
+storm: .venv/developing  ## runs killed at random, at every point of saving, on full disks; a thousand damaged files
 	$(BIN)/python tests/storm.py --runs 20 --kills 5
 	$(BIN)/python tests/disk.py
 	$(BIN)/python tests/fuzz.py

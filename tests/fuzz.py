@@ -258,7 +258,7 @@ def main(cases: int, seed: int, only: str) -> bool:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=100, help="of each kind of damage")
+    parser.add_argument("--cases", type=int, default=40, help="of each kind of damage")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="folders and files that hold this in their name")
     given = parser.parse_args()
