@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.store.folder import read_description
 from tests.learn.runs import ENVIRONMENT, regard, terminate_at, write_recipe
 
 
@@ -224,6 +225,18 @@ def test_a_damaged_model_is_exit_code_three(model: Path, tmp_path: Path):
     assert code == 3
     assert err.count("\n") == 1
     assert "damaged" in err
+
+
+@pytest.mark.parametrize("head", ["sentence\tlabel\n", ""])
+def test_a_recipe_for_labelled_lines_trains_a_classifier(tmp_path: Path, head: str):
+    lines = [f"film number {number} is {'fine' if number % 2 else 'dull'}\t{number % 2}\n" for number in range(200)]
+    (tmp_path / "films.tsv").write_text(head + "".join(lines))
+    code, recipe, _ = regard("init", tmp_path / "films.tsv")
+    assert code == 0
+    assert ("fields" in recipe) == bool(head)
+    (tmp_path / "r.toml").write_text(recipe)
+    assert regard("train", tmp_path / "r.toml", "--out", tmp_path / "run", "--set", "train.steps=2")[0] == 0
+    assert read_description(tmp_path / "run")[0].readout.says == "names"
 
 
 def test_a_recipe_for_own_files_trains(tmp_path: Path):

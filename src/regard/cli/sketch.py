@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from itertools import takewhile
+from collections import Counter
+from itertools import islice, takewhile
 from pathlib import Path
 
 from regard.describe import toml_value
 from regard.errors import InputError
-from regard.text.corpus import read_corpus, read_pairs
+from regard.text.corpus import Corpus, read_corpus, read_pairs
+
+_LOOKED_AT = 2000  # lines, to see whether they are labelled
 
 _RECIPE = """# Written by regard init. Train it with: regard train recipe.toml
 # Every key can also be set on the command line: --set train.steps=2000
@@ -38,7 +41,7 @@ seed         = 1
 
 
 def recipe_for(files: list[Path]) -> str:
-    """A recipe for one text, or for two whose lines belong together."""
+    """A recipe for one text, for two whose lines belong together, or for one whose lines are labelled."""
     if len(files) > 2:
         raise InputError(f"{len(files)} files (regard init). Give one text, or two whose lines belong together.")
     both = read_pairs(files[0], files[1]) if len(files) == 2 else read_corpus(str(files[0]))
@@ -46,8 +49,9 @@ def recipe_for(files: list[Path]) -> str:
     pattern, pair = _pattern([str(file) for file in files]), both.targets is not None
     vocabulary = 8000 if size > 4_000_000 else 2000 if size > 400_000 else 0
     small = size < 1_000_000
+    labels = _labels(both) if len(files) == 1 else None
     return _RECIPE.format(
-        model="transformer" if pair else "gpt2",
+        model="bert" if labels else "transformer" if pair else "gpt2",
         width=128 if small else 256,
         depth=2 if small else 3,
         dropout=0.2 if small else 0.1,
@@ -55,11 +59,22 @@ def recipe_for(files: list[Path]) -> str:
         valid=f"# valid   = {toml_value(_valid(pattern))}   # not learnt from: judges as it goes",
         tokenizer="bpe" if vocabulary else "character",
         size=f", size = {vocabulary}" if vocabulary else "",
-        problem="" if pair else 'documents = "file"        # or "line", "paragraph": what is one text',
+        problem=labels or ("" if pair else 'documents = "file"        # or "line", "paragraph": what is one text'),
         steps=1000 if small else 20_000,
         warmup=100 if small else 1000,
         every=100 if small else 500,
     )
+
+
+def _labels(corpus: Corpus) -> str | None:
+    """What a recipe says of a text whose lines are labelled; None where its second column is no label."""
+    rows = list(islice(zip(corpus.sources, corpus.targets or ()), _LOOKED_AT))
+    counts = Counter(label for _, label in rows)
+    if not rows or len(counts) > max(3, len(rows) // 20):
+        return None
+    problem = 'problem   = "labels"   # the second column says what a text is; see docs/children.md'
+    headed = counts[rows[0][1]] == 1 and len(counts) > 2  # nothing else is called as the first line is
+    return f"fields    = {toml_value(list(rows[0]))}\n{problem}" if headed else problem
 
 
 def _pattern(files: list[str]) -> str:
