@@ -13,7 +13,8 @@ from tokenizers import models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, MarianTokenizer, RobertaTokenizer, T5Tokenizer
 
 from regard.errors import DamagedFile, InputError
-from regard.store.words import read_published, write_published
+from regard.store.wording import write_published
+from regard.store.words import read_published
 from regard.text.encode import rows_of
 from regard.text.frame import Frame
 from regard.text.tokenizer import Tokenizer

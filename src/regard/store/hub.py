@@ -31,7 +31,8 @@ from regard.store.settings import GENERATION, Settings
 from regard.store.speaking import published_generation, read_generation
 from regard.store.t5 import T5
 from regard.store.table import Claim, claims, compare, require_same
-from regard.store.words import Frame, Tokenizers, has_tokenizer, read_published, write_published
+from regard.store.wording import Frame, write_published
+from regard.store.words import Tokenizers, has_tokenizer, read_published
 from regard.version import __version__
 
 FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER)
