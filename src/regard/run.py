@@ -32,6 +32,7 @@ from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, checkpoints, newest_step
 from regard.store.files import write_file
 from regard.store.folder import read_description, read_tokenizers, write_description, write_generation
+from regard.store.loaded import LEARNT_LENGTH
 from regard.text.cache import Cache, default_cache
 from regard.text.corpus import Corpus
 from regard.text.problem import Problem
@@ -178,6 +179,7 @@ def prepare(
         write_description(
             folder, network, tokenizers, task=verb,
             generation=generation_config(recipe, tokenizers[1] or tokenizers[0]),
+            facts={LEARNT_LENGTH: max(problem.reach, int(samples.lengths.max()))},
         )  # fmt: skip
     return Job(
         network,

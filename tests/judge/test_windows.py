@@ -14,6 +14,7 @@ from regard.judge.evaluate import evaluate
 from regard.judge.windows import Whole, Window, document_losses, way
 from regard.models import zoo
 from regard.parts.position import Learned, Rotary
+from regard.store.loaded import LEARNT_LENGTH
 from regard.text.corpus import Corpus
 from regard.text.vocabulary import Byte
 from tests.small import small
@@ -59,6 +60,10 @@ def test_a_window_is_what_the_model_reads_and_moves_on_by_half():
     model = reader(Learned(10))
     assert Window.of(model) == Window(10, 5)
     assert Window.of(reader(Rotary())) == Window(512, 256)
+    taught = reader(Rotary())
+    taught.config[LEARNT_LENGTH] = 20
+    assert Window.of(taught) == Window(20, 10)
+    assert Window.of(taught, 40) == Window(40, 20)
     expected = [sum(defined(model, text, 10, 5)) if text else 0.0 for text in CORPUS.sources]
     losses, tokens = document_losses(model, CORPUS)
     assert losses.tolist() == pytest.approx(expected, rel=1e-5)

@@ -17,6 +17,7 @@ from regard.parts.position import Axial, Learned
 from regard.recipe import read_recipe
 from regard.run import prepare, train
 from regard.store.folder import read_folder
+from regard.store.loaded import LEARNT_LENGTH
 from regard.text.corpus import read_corpus
 from regard.text.files import Reading
 from regard.text.problem import NextToken
@@ -165,3 +166,9 @@ def test_a_shifted_run_can_be_resumed(accumulate: int, tmp_path: Path):
 def test_a_shift_beyond_the_positions_is_refused(model: str, problem: str, said: str, tmp_path: Path):
     with pytest.raises(InputError, match=said):
         train(written(tmp_path, model, problem, TEXT + CHARACTERS), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("problem", "learnt"), [(short(10), 10), (SHIFTED, 32)])
+def test_a_folder_knows_how_much_its_model_has_learnt_to_read_at_once(tmp_path: Path, problem: str, learnt: int):
+    model = train(written(tmp_path / "text", LEARNED, problem, TEXT + CHARACTERS), tmp_path / "run")
+    assert model.config[LEARNT_LENGTH] == learnt

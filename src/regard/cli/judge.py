@@ -35,7 +35,7 @@ def evaluate(
     beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens a language model reads at once.", min=1, show_default="what it can, or 512"),
+        typer.Option(help="Tokens a language model reads at once.", min=1, show_default="what it has learnt to"),
     ] = None,
     stride: Annotated[
         int | None,

@@ -17,6 +17,7 @@ from regard.decode.generate import Progress
 from regard.decode.score import log_probabilities
 from regard.errors import InputError
 from regard.parts.contract import Past, select
+from regard.store.loaded import LEARNT_LENGTH
 from regard.text.batch import Plan
 from regard.text.corpus import Corpus
 from regard.text.encode import Rows
@@ -41,12 +42,12 @@ class Window:
 
     @classmethod
     def of(cls, model: LoadedModel, length: int | None = None, stride: int | None = None) -> Window:
-        """The window of a model: as much as it reads, and half of that anew, when nobody says otherwise."""
-        longest = model.network.longest
-        if length is not None and (length < 1 or (longest is not None and length > longest)):
+        """The window of a model: what it has learnt to read at once, else what it can, and half of that anew."""
+        longest, learnt = model.network.longest, model.config.get(LEARNT_LENGTH)
+        length = learnt or longest or _WINDOW if length is None else length
+        if length < 1 or (longest is not None and length > longest):
             reads = "any number" if longest is None else f"1 to {longest:,}"
             raise InputError(f"a window of {length:,} tokens cannot be (--window). This model reads {reads} at once.")
-        length = longest or _WINDOW if length is None else length
         stride = max(1, length // 2) if stride is None else stride
         if not 1 <= stride <= length:
             raise InputError(f"a stride of {stride:,} tokens cannot be (--stride). Use 1 to {length:,}, the window.")

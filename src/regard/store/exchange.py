@@ -16,7 +16,7 @@ from regard.store.fetch import located
 from regard.store.files import read_json
 from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
 from regard.store.hub import write_hub
-from regard.store.loaded import INDEX, LONGEST_TEXT, WEIGHTS, Loaded
+from regard.store.loaded import INDEX, LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, Loaded
 from regard.store.speaking import own_generation
 
 Kind = Literal["huggingface", "regard"]
@@ -45,10 +45,8 @@ def _write_own(folder: Path, loaded: Loaded) -> None:
     generation = own_generation(loaded.generation) if foreign else loaded.generation
     folder.mkdir(parents=True, exist_ok=True)
     task = str(loaded.config.get("task", ""))
-    longest = loaded.config.get(LONGEST_TEXT)
-    write_description(
-        folder, loaded.network, loaded.tokenizers, task=task, generation=generation, longest_text=longest
-    )  # fmt: skip
+    facts = {name: loaded.config[name] for name in (LONGEST_TEXT, LEARNT_LENGTH) if loaded.config.get(name) is not None}
+    write_description(folder, loaded.network, loaded.tokenizers, task=task, generation=generation, facts=facts)
     write_weights(folder, unique_tensors(loaded.network))
 
 

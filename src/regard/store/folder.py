@@ -27,7 +27,7 @@ from regard.store.files import (
     write_file,
 )
 from regard.store.hub import read_hub
-from regard.store.loaded import LONGEST_TEXT, WEIGHTS, refuse_pickles, require_finite
+from regard.store.loaded import LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, refuse_pickles, require_finite
 from regard.store.loaded import Loaded as Loaded
 from regard.store.loaded import fill as fill
 from regard.store.speaking import require_tokens
@@ -47,9 +47,9 @@ def write_description(
     *,
     task: str,
     generation: Mapping[str, Any],
-    longest_text: int | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
-    """Everything of a model folder but the weights."""
+    """Everything of a model folder but the weights; config.json says these facts besides."""
     config = {
         "model_type": "regard",
         "architectures": ["Network"],
@@ -63,9 +63,7 @@ def write_description(
     }
     if any(tokenizer is not None and tokenizer.roles is not None for tokenizer in tokenizers):
         config["roles"] = [to_plain(tokenizer.roles) if tokenizer else None for tokenizer in tokenizers]
-    if longest_text is not None:
-        config[LONGEST_TEXT] = longest_text
-    write_file(folder / "config.json", json_bytes(config))
+    write_file(folder / "config.json", json_bytes({**config, **(facts or {})}))
     write_generation(folder, generation)
     write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
     if tokenizers[1] is not None:
@@ -116,7 +114,8 @@ def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, 
         description: Model = from_plain(Model, config.get("model"), where=where)
         vocabulary = from_plain(int, config.get("vocabulary"), where=f"{folder}/config.json: vocabulary")
         other = from_plain(int | None, config.get("source_vocabulary"), where=f"{folder}/config.json")
-        from_plain(int | None, config.get(LONGEST_TEXT), where=f"{folder}/config.json: {LONGEST_TEXT}")
+        for fact in (LONGEST_TEXT, LEARNT_LENGTH):
+            from_plain(int | None, config.get(fact), where=f"{folder}/config.json: {fact}")
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{folder}/config.json cannot be used: {error}") from error
     return description, (vocabulary, other)
