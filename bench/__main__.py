@@ -147,7 +147,7 @@ def long_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     )
     if chosen.plot is not None:
         long.plot(found.steps, whose, chosen.plot)
-    return f"Long texts, {base.rounds} rounds", found.tables(whose), long.facts(base, chosen.repeat, limits)
+    return f"Long texts, {long.rounds(base)}", found.tables(whose), long.facts(base, chosen.repeat, limits)
 
 
 def duplication_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:

@@ -310,11 +310,16 @@ def peers(whose: Sequence[str]) -> list[str]:
     return found
 
 
+def rounds(base: Case) -> str:
+    """How often is hashed."""
+    return f"{base.rounds} round{'s' * (base.rounds > 1)} of hashing"
+
+
 def facts(base: Case, turns: int, limits: Limits) -> dict[str, str]:
     """Whose sizes were what, and how they were measured."""
     return {
         "model": f"{base.depth} layers, width {base.width}, {base.heads} heads, feed-forward {4 * base.width}, bytes, "
-        f"one text a step; LSH: {base.rounds} rounds, as many buckets as windows of {base.window}; ours sees the last "
+        f"one text a step; LSH: {rounds(base)}, as many buckets as windows of {base.window}; ours sees the last "
         f"{base.window} keys of a bucket, in chunks and theirs two chunks of {base.window}",
         "measured": f"each in processes of its own, {turns} times in turns (medians), once beyond {_LONG:g} s; "
         f"AdamW; ~ is foreseen from the two longest that took at most {limits.seconds / 60:g} minutes and "
