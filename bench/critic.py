@@ -115,7 +115,8 @@ def prepare(text: str, folder: Path) -> None:
         if not Path(text).is_file():
             raise InputError(f"no such file: {text} (--text). Name a text file, or `{PYTHON}`.")
         whole = Path(text).read_bytes()
-        cut = whole.index(b"\n", int(len(whole) * (1 - _HELD_OUT))) + 1
+        at = int(len(whole) * (1 - _HELD_OUT))
+        cut = whole.find(b"\n", at, len(whole) - 1) + 1 or at
         learnt, asked = whole[:cut], whole[cut:]
     (folder / "train.txt").write_bytes(learnt)
     (folder / "valid.txt").write_bytes(asked[:_MOST].decode(errors="ignore").encode())
@@ -134,8 +135,11 @@ def contest(task: Task, folder: Path, name: str, tables: str, say: Say) -> Outco
     """Look how long a step takes, learn, read; what was planned is kept, so that an interrupted run goes on with it."""
     place = folder / name.replace(",", "").replace(" ", "-")
     recipe, planned = place.with_suffix(".toml"), place.with_suffix(".json")
+    wanted = task.recipe(tables, folder.resolve())
+    if recipe.exists() and recipe.read_text() != wanted:
+        raise InputError(f"{recipe} was made for other settings. Choose another --keep.")
     if not planned.exists():
-        recipe.write_text(task.recipe(tables, folder.resolve()))
+        recipe.write_text(wanted)
         planned.write_text(said([sys.executable, "-m", "bench.critic", str(recipe)]))
     effort = Effort(**json.loads(planned.read_text()))
     steps = round(60 * task.minutes / effort.seconds)

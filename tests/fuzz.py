@@ -193,7 +193,11 @@ def tried(arguments: list[str], said: Path) -> tuple[int, float, int]:
             os.dup2(os.open(said.parent / path, how | (os.O_CREAT if number == 2 else 0)), number)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.alarm(SECONDS)
-        os._exit(run(arguments))
+        code = 70
+        try:
+            code = run(arguments)
+        finally:
+            os._exit(code)  # whatever was raised, what is around the fork belongs to the parent
     _, status, used = os.wait4(child, 0)
     return os.waitstatus_to_exitcode(status), time.monotonic() - begun, used.ru_maxrss >> 10
 

@@ -266,7 +266,7 @@ OUTSIDE = Fault(
 BAD_TOKENIZER = Fault(
     "A tokenizer.json cannot be used",
     "tokenizer.json cannot be used: {why}.",
-    "Copy or download it again.",
+    "Copy or download it again, or have it saved with plainer rules.",
     DamagedFile,
 )
 FOREIGN_TOKENIZER = Fault(

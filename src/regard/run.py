@@ -25,12 +25,13 @@ from regard.learn.loop import Job, Run
 from regard.learn.parallel import World, joined
 from regard.learn.probe import fitting
 from regard.learn.progress import Quiet, Watcher
+from regard.learn.validate import require_measure
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.recipe import Init, Recipe, read_recipe
 from regard.show.data import data_page
 from regard.store.checkpoint import Checkpoint, checkpoints, newest_step
-from regard.store.files import write_file
+from regard.store.files import read_json, write_file
 from regard.store.folder import read_description, read_tokenizers, write_description, write_generation
 from regard.store.loaded import LEARNT_LENGTH
 from regard.text.cache import Cache, default_cache
@@ -172,6 +173,8 @@ def prepare(
     aligned = problem.aligned and recipe.text.alignment == "checked"
     report = report_on(corpus, samples, valid, material.cache, aligned=aligned)
     network = material.network()
+    if valid is not None:
+        require_measure(recipe.train.best, network.description, pairs=valid.targets is not None)
     verb = verbs(network.description, tokenizers[0])[0]
     if world.first:
         write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
@@ -179,7 +182,7 @@ def prepare(
         write_description(
             folder, network, tokenizers, task=verb,
             generation=generation_config(recipe, tokenizers[1] or tokenizers[0]),
-            facts={LEARNT_LENGTH: max(problem.reach, int(samples.lengths.max()))},
+            facts={LEARNT_LENGTH: learnt_length(material, folder if found else None)},
         )  # fmt: skip
     return Job(
         network,
@@ -192,6 +195,16 @@ def prepare(
         start=found,
         changed=changed,
     )
+
+
+def learnt_length(material: Material, begun: Path | None) -> int:
+    """How many tokens a model learns to read at once, or has learnt to before."""
+    now = max(material.problem.reach, int(material.samples.lengths.max()))
+    if material.beginning is not None:
+        before = material.beginning.loaded
+        return max(now, before.config.get(LEARNT_LENGTH) or before.network.longest or 0)
+    known = read_json(begun / "config.json") if begun is not None and (begun / "config.json").exists() else {}
+    return max(now, int(known.get(LEARNT_LENGTH) or 0))
 
 
 def fitted(material: Material, device: torch.device, watcher: Watcher) -> int:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from http.client import HTTPConnection
 from pathlib import Path
-from time import sleep
 from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -203,7 +202,9 @@ def test_it_stops_while_an_answer_is_worked_out(run: Path):
             port, place = re.search(r":(\d+)(/\S+)", life.stdout.readline()).groups()
             asking = HTTPConnection("127.0.0.1", int(port))
             asking.request("POST", f"{place}look", json.dumps({"text": "abc " * 20_000, "target": "a"}))
-            sleep(1.0)
+            asking.sock.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                asking.sock.recv(1)  # it is being worked out
             life.send_signal(signal.SIGINT)
             assert (life.wait(60), life.stderr.read()) == (130, "")
         finally:

@@ -78,6 +78,9 @@ TRANSLATORS: dict[str, Make] = {
     "marian": marian(),
     "marian, scaled": marian(biased=False, scale_embedding=True, activation_function="swish"),
     "marian, apart": marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=36),
+    "marian, says more": marian(
+        share_encoder_decoder_embeddings=False, decoder_vocab_size=60, decoder_start_token_id=59
+    ),
     "marian, untied": marian(share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
     "marian, shared in name only": marian(tie_word_embeddings=False),
 }  # fmt: skip

@@ -637,11 +637,13 @@ def test_spread_attention_is_drawn_too(browser: Any, tmp_path: Path):
 def test_curves_stay_inside_their_plot(pages: dict[str, Page], window: Window):
     for name in ("gpt2", "transformer"):
         window.go(pages[name].address, view="positions")
-        for top, bottom, curve_top, curve_bottom in window.page.eval_on_selector_all(
+        curves = window.page.eval_on_selector_all(
             ".plot .curve",
             "(all) => all.map((one) => { const [plot, curve] = [one.ownerSVGElement, one].map((node) =>"
             " node.getBoundingClientRect()); return [plot.top, plot.bottom - 30, curve.top, curve.bottom]; })",
-        ):
+        )
+        assert curves
+        for top, bottom, curve_top, curve_bottom in curves:
             assert top <= curve_top <= curve_bottom <= bottom
 
 

@@ -20,7 +20,7 @@ STEADY = [GPT2, GPT4, CLIP, _WORDS, _WORDS_AND_DIGITS, " {2,}", "^ | $", r"\S{1,
 HOLDING = [
     r"(a+)+$", r"(a|a)*b", r"(a|aa)+$", r"(\w+\s?)*$", r"(?:a{1,64}){1,64}b", r"a*a*a*a*b", r"a+b", r"\s+$", r"a+(?=b)",
     r"(.*)*x", r"(a)\1+b", r"a?a?a?a?a?a?a?a?b", r"a+(?![ab])", r"a+?b", r".*.*=", r"([a-z]+)*@", "a" * 1001,
-    "a{50000,}",
+    "a{50000,}", "[" + r"\p{L}" * 40 + "]+b+c", 4 * ("(?:" + "|".join(55 * ["."]) + ")") + "$",
 ]  # fmt: skip
 
 
@@ -49,6 +49,13 @@ def test_patterns_that_are_known_well_are_run(pattern: str):
     made = Tokenizer.from_json(tokenizer("split", pattern))
     for text in ("a" * 100_000, " " * 100_000, "a b" * 30_000, "'" * 100_000, "\n " * 50_000 + "x", "é́" * 50_000):
         made.encode(text)  # a pattern that goes back over what it read would take minutes
+
+
+def test_replacements_that_blow_a_text_up_are_refused():
+    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    made.normalizer = normalizers.Sequence(40 * [normalizers.Replace("a", "aa")])
+    with pytest.raises(DamagedFile, match="times as long"):
+        Tokenizer.from_json(made.to_str())
 
 
 def test_words_that_take_the_square_of_their_length_are_refused():

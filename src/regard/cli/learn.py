@@ -73,7 +73,8 @@ def plan(
 
 def init(
     files: Annotated[
-        list[Path], typer.Argument(help="One text, or two whose lines belong together.", show_default=False)
+        list[Path],
+        typer.Argument(help="One text, two whose lines belong together, or lines with a label.", show_default=False),
     ],
 ) -> None:
     """Write a commented recipe for your own files.

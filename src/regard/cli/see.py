@@ -134,6 +134,10 @@ def _serve(shown: Shown, again: Again, port: int, browser: bool) -> None:
         try:
             live.serve_forever()
         except KeyboardInterrupt:
-            if not live.one_at_a_time.acquire(timeout=_PATIENCE):
+            try:
+                idle = live.one_at_a_time.acquire(timeout=_PATIENCE)
+            except KeyboardInterrupt:
+                idle = False
+            if not idle:
                 os._exit(130)  # an answer is being worked out, and a thread inside torch brings the interpreter down
             raise

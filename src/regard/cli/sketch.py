@@ -49,7 +49,7 @@ def recipe_for(files: list[Path]) -> str:
     pattern, pair = _pattern([str(file) for file in files]), both.targets is not None
     vocabulary = 8000 if size > 4_000_000 else 2000 if size > 400_000 else 0
     small = size < 1_000_000
-    labels = _labels(both) if len(files) == 1 else None
+    labels = _labels(both, tabbed=".tsv" in files[0].suffixes) if len(files) == 1 else None
     return _RECIPE.format(
         model="bert" if labels else "transformer" if pair else "gpt2",
         width=128 if small else 256,
@@ -66,15 +66,19 @@ def recipe_for(files: list[Path]) -> str:
     )
 
 
-def _labels(corpus: Corpus) -> str | None:
-    """What a recipe says of a text whose lines are labelled; None where its second column is no label."""
+def _labels(corpus: Corpus, *, tabbed: bool) -> str | None:
+    """What a recipe says of a text whose lines are labelled; None where its second column is no label.
+
+    The first of lines between tabs names the columns if both its fields are names, and no other line is labelled so.
+    """
     rows = list(islice(zip(corpus.sources, corpus.targets or ()), _LOOKED_AT))
     counts = Counter(label for _, label in rows)
-    if not rows or len(counts) > max(3, len(rows) // 20):
+    if len(counts) > min(max(3, len(rows) // 20), len(rows) // 2) or not rows:
         return None
     problem = 'problem   = "labels"   # the second column says what a text is; see docs/children.md'
-    headed = counts[rows[0][1]] == 1 and len(counts) > 2  # nothing else is called as the first line is
-    return f"fields    = {toml_value(list(rows[0]))}\n{problem}" if headed else problem
+    names = [name.strip() for name in rows[0]]
+    headed = tabbed and counts[rows[0][1]] == 1 and len(counts) > 2 and all(name.isidentifier() for name in names)
+    return f"fields    = {toml_value(names)}\n{problem}" if headed else problem
 
 
 def _pattern(files: list[str]) -> str:

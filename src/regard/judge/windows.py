@@ -44,7 +44,7 @@ class Window:
     def of(cls, model: LoadedModel, length: int | None = None, stride: int | None = None) -> Window:
         """The window of a model: what it has learnt to read at once, else what it can, and half of that anew."""
         longest, learnt = model.network.longest, model.config.get(LEARNT_LENGTH)
-        length = learnt or longest or _WINDOW if length is None else length
+        length = min(filter(None, (learnt, longest)), default=_WINDOW) if length is None else length
         if length < 1 or (longest is not None and length > longest):
             reads = "any number" if longest is None else f"1 to {longest:,}"
             raise InputError(f"a window of {length:,} tokens cannot be (--window). This model reads {reads} at once.")

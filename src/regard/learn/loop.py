@@ -20,7 +20,7 @@ from regard.learn.parallel import World
 from regard.learn.progress import Watcher
 from regard.learn.settings import Training
 from regard.learn.trainer import Step, Trainer
-from regard.learn.validate import Validation, require_measure, validate
+from regard.learn.validate import Validation, validate
 from regard.models.model import Network
 from regard.store.checkpoint import Checkpoint, checkpoints, prune, save_checkpoint, steps_found
 from regard.store.files import disk_trouble, unwatched, write_file
@@ -56,8 +56,6 @@ class Run:
     ) -> None:
         self.job, self.folder, self.watcher, self.world = job, folder, watcher, world or World(device)
         self.trainer = Trainer(job.network, job.train, job.settings, device, self.world)
-        if job.valid is not None:
-            require_measure(job.settings.best, job.network.description, pairs=job.valid[0].targets is not None)
         self.best: dict[str, Any] | None = None  # step and value of the weights in model.safetensors
         self.worse = 0  # validations since then
         self.seconds = 0.0  # spent learning, over all the run's lives

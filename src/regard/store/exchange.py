@@ -16,7 +16,7 @@ from regard.store.fetch import located
 from regard.store.files import read_json
 from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
 from regard.store.hub import write_hub
-from regard.store.loaded import INDEX, LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, Loaded
+from regard.store.loaded import INDEX, LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, Loaded, is_inside
 from regard.store.speaking import own_generation
 
 Kind = Literal["huggingface", "regard"]
@@ -65,7 +65,7 @@ def _unpickled(folder: Path, beside: Path) -> Path:
     if (folder / _PICKLES).exists():
         said = read_json(folder / _PICKLES).get("weight_map")
         names = set(said.values()) if isinstance(said, dict) else set()
-        if not all(isinstance(name, str) and Path(name).name == name and "\0" not in name for name in names):
+        if not all(isinstance(name, str) and is_inside(folder, name) for name in names):
             raise DamagedFile(f"{folder / _PICKLES} names a file outside the model folder; refused.")
     paths = [str(folder / name) for name in sorted(names)]
     command = [sys.executable, "-m", "regard.store.unpickle", str(beside / WEIGHTS), *paths]

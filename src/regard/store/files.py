@@ -147,7 +147,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object a JSON file holds."""
     content = read_bounded(path)
     try:
-        value = json.loads(content)
+        value = json.loads(content.decode("utf-8-sig"))
         if b"\\ud" in content or b"\\uD" in content:
             json.dumps(value, ensure_ascii=False).encode()  # half of a character pair is not text
     except (ValueError, RecursionError) as error:

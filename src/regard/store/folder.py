@@ -115,7 +115,9 @@ def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, 
         vocabulary = from_plain(int, config.get("vocabulary"), where=f"{folder}/config.json: vocabulary")
         other = from_plain(int | None, config.get("source_vocabulary"), where=f"{folder}/config.json")
         for fact in (LONGEST_TEXT, LEARNT_LENGTH):
-            from_plain(int | None, config.get(fact), where=f"{folder}/config.json: {fact}")
+            found = from_plain(int | None, config.get(fact), where=f"{folder}/config.json: {fact}")
+            if found is not None and found < 1:
+                raise ValueError(f"{fact} is {found}")
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{folder}/config.json cannot be used: {error}") from error
     return description, (vocabulary, other)
@@ -189,14 +191,15 @@ def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tok
         if tokenizer is not None and tokenizer.vocabulary > size:
             raise catalogue.FOREIGN_TOKENIZER(path=folder / name, found=tokenizer.vocabulary, known=size)
         if tokenizer is not None and tokenizer.roles is not None:
-            _require_tokens(tokenizer.roles, size, folder)
+            _require_tokens(tokenizer.roles, size, vocabularies[0], folder)
     return made
 
 
-def _require_tokens(roles: Roles, size: int, folder: Path) -> None:
-    """Refuse parts that are played by tokens the model does not have."""
-    parts = roles.begin, roles.end, roles.pad, roles.unknown, roles.mask, *(roles.opening or ())
-    if not all(token is None or token in range(size) for token in parts) or roles.between not in (1, 2):
+def _require_tokens(roles: Roles, size: int, said: int, folder: Path) -> None:
+    """Refuse parts that are played by tokens the model does not have; it begins with one of those it says."""
+    parts = roles.end, roles.pad, roles.unknown, roles.mask, *(roles.opening or ())
+    known = all(token is None or token in range(size) for token in parts)
+    if not known or not (roles.begin is None or roles.begin in range(said)) or roles.between not in (1, 2):
         raise DamagedFile(f"{folder}/config.json cannot be used: roles names tokens that the model does not have. "
                           "Restore it from a copy.")  # fmt: skip
 

@@ -106,7 +106,8 @@ def write_hub(folder: Path, loaded: Loaded) -> Path:
     family, config, tensors = _equivalent(published, network, sorted(others, key=lambda one: one.name != was))
     config |= {key: loaded.config[key] for key in family.kept if was == family.name and key in loaded.config}
     says = made[1] or made[0]
-    pad = loaded.generation.get("pad_token_id", says.pad)  # the two sides may pad with tokens of their own
+    pad = loaded.generation.get("pad_token_id")  # the two sides may pad with tokens of their own
+    pad = pad if pad in range(network.vocabulary) else says.pad
     config |= {"bos_token_id": _or_none(says, "begin"), "eos_token_id": says.end, "pad_token_id": pad}
     if network.encoder is not None and network.decoder is not None:
         config |= {"decoder_start_token_id": says.begin, "bos_token_id": None}

@@ -17,7 +17,7 @@ from regard.text.tokenizer import Tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LONGEST_TEXT = "longest_text"  # in config.json: how many tokens of a text become its vector
-LEARNT_LENGTH = "learnt_length"  # in config.json: how many tokens the longest text had that it has learnt from
+LEARNT_LENGTH = "learnt_length"  # in config.json: how many tokens it has learnt to read at once
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
 
 

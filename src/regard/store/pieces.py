@@ -164,6 +164,9 @@ def marian_files(written: str, known: int) -> tuple[bytes, dict[str, int]]:
     from sentencepiece import sentencepiece_model_pb2
 
     plain = json.loads(written)
+    if plain["model"]["type"] != "Unigram" or "normalizers" not in (plain["normalizer"] or {}):
+        raise DamagedFile("a tokenizer.json that knows pieces without a number is none of Marian's (roles: known). "
+                          "Convert the published folder again.")  # fmt: skip
     pieces, steps = plain["model"]["vocab"], plain["normalizer"]["normalizers"]
     numbers = {text.removeprefix(ELSEWHERE): number for number, (text, _) in enumerate(pieces[:known])}
     own = [(text, score) for text, score in pieces if not text.startswith(ELSEWHERE) and not _apart(text)]

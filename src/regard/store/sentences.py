@@ -47,9 +47,11 @@ def read_longest_text(folder: Path) -> int | None:
     settings = _settings(folder, "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         warnings.warn(f"{folder} asks for do_lower_case, which regard does not do.", Note, stacklevel=2)
-    prompt = _settings(folder, "config_sentence_transformers.json").get("default_prompt_name")
-    if prompt is not None:
-        said = f"{folder} puts its prompt {str(prompt)[:40]!r} before every text, regard does not. Begin yours with it."
+    newer = _settings(folder, "config_sentence_transformers.json")
+    prompts = newer.get("prompts")
+    prompt = prompts.get(str(newer.get("default_prompt_name"))) if isinstance(prompts, dict) else None
+    if isinstance(prompt, str) and prompt:
+        said = f"{folder} puts {prompt[:80]!r} before every text, regard does not. Begin yours with it."
         warnings.warn(said, Note, stacklevel=2)
     name, most = "max_seq_length", settings.get("max_seq_length")
     if most is None:  # newer folders leave it to the tokenizer, which says a number without end where there is none
