@@ -31,7 +31,7 @@ PYTHON = "python"
 
 BYTES = 261  # and what begins, ends and fills a text
 _HELD_OUT = 0.1
-_MOST = 100_000  # bytes that are read in the end
+_MOST = 50_000  # bytes that are read in the end
 _FILLING, _TIMED = 10, 20  # steps
 _SHA = 'name = "sha_rnn"\nwindow = 1000\n'
 _STREAM = 'problem = { kind = "stream", length = 128, rows = 16 }\n'
