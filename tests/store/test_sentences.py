@@ -88,8 +88,9 @@ def test_newer_sentence_folders_leave_the_length_to_the_tokenizer(tmp_path: Path
 
 def test_a_prompt_that_is_put_before_every_text_is_noted(tmp_path: Path):
     folder = sentence_folder(saved(shaken(zoo.ALL["bert, bare"]()), tmp_path / "m"))
-    (folder / "config_sentence_transformers.json").write_text('{"default_prompt_name": "query"}')
-    with pytest.warns(Note, match="its prompt 'query'"):
+    settings = {"prompts": {"query": "Find: ", "document": ""}, "default_prompt_name": "query"}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    with pytest.warns(Note, match="puts 'Find: ' before every text"):
         regard.load(folder)
 
 

@@ -127,7 +127,8 @@ function shown(page, blob, state, asked = null) {
     update(["theme"]);
   };
   const [dark, paper] = [matchMedia("(prefers-color-scheme: dark)"), matchMedia("print")];
-  const addressed = () => state.read(location.hash);
+  // What was typed, even if a change that waited for its turn has been written over it since.
+  const addressed = (event) => state.read(new URL(event.newURL).hash);
   const unwatch = state.watch(update);
   window.addEventListener("resize", resized);
   window.addEventListener("hashchange", addressed);
