@@ -172,3 +172,10 @@ def test_a_shift_beyond_the_positions_is_refused(model: str, problem: str, said:
 def test_a_folder_knows_how_much_its_model_has_learnt_to_read_at_once(tmp_path: Path, problem: str, learnt: int):
     model = train(written(tmp_path / "text", LEARNED, problem, TEXT + CHARACTERS), tmp_path / "run")
     assert model.config[LEARNT_LENGTH] == learnt
+
+
+def test_what_a_model_could_read_before_is_not_forgotten_with_shorter_texts(tmp_path: Path):
+    train(written(tmp_path, LEARNED, short(20), TEXT + CHARACTERS), tmp_path / "before")
+    after = written(tmp_path / "more", f'init = "{tmp_path / "before"}"', short(10))
+    assert train(after, tmp_path / "after").config[LEARNT_LENGTH] == 20
+    assert train(after, tmp_path / "after", settings=["train.steps=5"]).config[LEARNT_LENGTH] == 20

@@ -481,6 +481,14 @@ def test_the_page_works_inside_a_notebook_and_offers_no_link_there(pages: dict[s
         assert frame.locator("#save-link").count() == 0
 
 
+def test_an_address_that_is_typed_wins_over_one_written_since(pages: dict[str, Page], window: Window):
+    window.go(pages["transformer"].address, view="head")
+    window.page.evaluate(
+        "() => dispatchEvent(new HashChangeEvent('hashchange', {newURL: `${location.href.split('#')[0]}#view=matrix`}))"
+    )
+    window.page.wait_for_selector("[data-view='matrix']", timeout=3_000)
+
+
 def test_a_link_restores_the_view(pages: dict[str, Page], browser: Any):
     with opened(browser, pages["transformer"].address) as window:
         window.click("#tab-matrix").press("]", "]", ".", "w")
