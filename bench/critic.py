@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -25,13 +26,14 @@ from regard.parts.position import Rotary
 from regard.recipe import read_recipe
 from regard.run import read_material
 from regard.text.python import python_documents
+from regard.text.split import Split
 
 PYTHON = "python"
 """As the name of a text: the standard library's source."""
 
 BYTES = 261  # and what begins, ends and fills a text
-_HELD_OUT = 0.1
-_MOST = 50_000  # bytes that are read in the end
+_HELD_OUT = 0.05  # of a file, to choose the best weights by, and as much to be read in the end
+_MOST = 50_000  # bytes of either
 _FILLING, _TIMED = 10, 20  # steps
 _SHA = 'name = "sha_rnn"\nwindow = 1000\n'
 _STREAM = 'problem = { kind = "stream", length = 128, rows = 16 }\n'
@@ -106,20 +108,29 @@ def size(model: Model) -> int:
 
 
 def prepare(text: str, folder: Path) -> None:
-    """Write what is learnt from and what is read in the end: the last tenth of a file, or other files of Python's."""
+    """Write what is learnt from, what the best weights are chosen by, and what is read in the end.
+
+    The last two are a twentieth of a file each, or other files of Python's, as far as anybody reads them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if text == PYTHON:
-        sides = ["\n".join(document for _, document in python_documents(split)) for split in ("train", "valid")]
-        learnt, asked = (side.encode() for side in sides)
+        sides = ["\n".join(document for _, document in python_documents(split)).encode() for split in get_args(Split)]
     else:
         if not Path(text).is_file():
             raise InputError(f"no such file: {text} (--text). Name a text file, or `{PYTHON}`.")
-        whole = Path(text).read_bytes()
-        at = int(len(whole) * (1 - _HELD_OUT))
-        cut = whole.find(b"\n", at, len(whole) - 1) + 1 or at
-        learnt, asked = whole[:cut], whole[cut:]
-    (folder / "train.txt").write_bytes(learnt)
-    (folder / "valid.txt").write_bytes(asked[:_MOST].decode(errors="ignore").encode())
+        sides = list(cut(Path(text).read_bytes()))
+    for split, side in zip(get_args(Split), sides):
+        kept = side if split == "train" else side[:_MOST].decode(errors="ignore").encode()
+        (folder / f"{split}.txt").write_bytes(kept)
+
+
+def cut(whole: bytes) -> tuple[bytes, bytes, bytes]:
+    """The text without its last tenth, and the two halves of that, each from the begin of a line."""
+    first, second = (
+        whole.find(b"\n", at, len(whole) - 1) + 1 or at
+        for at in (int(len(whole) * (1 - part * _HELD_OUT)) for part in (2, 1))
+    )
+    return whole[:first], whole[first:second], whole[second:]
 
 
 def measure(task: Task, text: str, folder: Path, jobs: int, say: Say) -> dict[str, Outcome]:
@@ -147,7 +158,7 @@ def contest(task: Task, folder: Path, name: str, tables: str, say: Say) -> Outco
     settings = {"steps": steps, "valid_every": max(1, steps // 5), "save_every": max(1, steps // 5)}
     words = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
     regard("train", str(recipe), "--out", str(place), *words)
-    judged = json.loads(regard("evaluate", str(place), "--text", str(folder / "valid.txt"), "--json"))
+    judged = json.loads(regard("evaluate", str(place), "--text", str(folder / "test.txt"), "--json"))
     say(f"{name}: {judged['bits_per_byte']:.3f} bits a byte")
     return Outcome(judged["bits_per_byte"], steps, effort)
 
@@ -199,8 +210,9 @@ def facts(task: Task, jobs: int) -> dict[str, str]:
         "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.rate:g} with a cosine, "
         f"dropout {task.dropout:g}; as many steps as {task.minutes:g} minutes of processor hold, one thread "
         f"each, {jobs} at a time; best of five validations",
-        "reading": f"at most {_MOST:,} bytes that were not learnt from: the last tenth of a file, or files of Python's "
-        "own validation part; the LSTMs read them whole, the Transformer through windows of 256 that move on by half",
+        "reading": f"at most {_MOST:,} bytes that neither were learnt from nor chose the weights: the last twentieth "
+        "of a file, or files of Python's test part; LSTMs read them whole, the Transformer through windows of 256 that "
+        "move on by half",
     }
 
 

@@ -36,12 +36,14 @@ def test_recipes_differ_in_the_model_and_its_problem_only(tmp_path: Path):
     assert len({repr(recipe.model) for recipe in recipes}) == len(recipes)
 
 
-def test_the_last_tenth_is_held_out_line_by_line(tmp_path: Path):
+def test_what_is_read_in_the_end_neither_was_learnt_from_nor_chose_the_weights(tmp_path: Path):
     (tmp_path / "book.txt").write_text(TEXT)
     critic.prepare(str(tmp_path / "book.txt"), tmp_path)
-    learnt, asked = ((tmp_path / f"{side}.txt").read_text() for side in ("train", "valid"))
-    assert learnt + asked == TEXT
-    assert len(asked) == pytest.approx(len(TEXT) / 10, rel=0.05)
+    learnt, chosen, read = ((tmp_path / f"{side}.txt").read_text() for side in ("train", "valid", "test"))
+    assert learnt + chosen + read == TEXT
+    assert all(side.endswith("\n") for side in (learnt, chosen))
+    assert len(chosen) == pytest.approx(len(TEXT) / 20, rel=0.1)
+    assert len(read) == pytest.approx(len(TEXT) / 20, rel=0.1)
     with pytest.raises(InputError, match="no such file"):
         critic.prepare(str(tmp_path / "no.txt"), tmp_path)
 
