@@ -134,33 +134,45 @@ def cut(whole: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def measure(task: Task, text: str, folder: Path, jobs: int, say: Say) -> dict[str, Outcome]:
-    """Let everybody learn, some at a time, and judge them. What a folder holds already is gone on with."""
+    """Let everybody learn, some at a time, and judge them. What a folder holds already is gone on with.
+
+    Steps are timed before anybody learns, one contestant after the other, since they would slow each other down.
+    """
     prepare(text, folder)
-    contestants = task.contestants()
+    efforts = {name: planned(task, folder, name, tables) for name, tables in task.contestants().items()}
     with ThreadPoolExecutor(jobs) as pool:
-        found = pool.map(lambda item: contest(task, folder, *item, say), contestants.items())
-        return dict(zip(contestants, found))
+        found = pool.map(lambda item: contest(task, folder, *item, say), efforts.items())
+        return dict(zip(efforts, found))
 
 
-def contest(task: Task, folder: Path, name: str, tables: str, say: Say) -> Outcome:
-    """Look how long a step takes, learn, read; what was planned is kept, so that an interrupted run goes on with it."""
-    place = folder / name.replace(",", "").replace(" ", "-")
-    recipe, planned = place.with_suffix(".toml"), place.with_suffix(".json")
+def planned(task: Task, folder: Path, name: str, tables: str) -> Effort:
+    """What a step takes; kept, so that an interrupted run goes on with what was planned."""
+    recipe, kept = (place(folder, name).with_suffix(suffix) for suffix in (".toml", ".json"))
     wanted = task.recipe(tables, folder.resolve())
     if recipe.exists() and recipe.read_text() != wanted:
         raise InputError(f"{recipe} was made for other settings. Choose another --keep.")
-    if not planned.exists():
+    if not kept.exists():
         recipe.write_text(wanted)
-        planned.write_text(said([sys.executable, "-m", "bench.critic", str(recipe)]))
-    effort = Effort(**json.loads(planned.read_text()))
+        kept.write_text(said([sys.executable, "-m", "bench.critic", str(recipe)]))
+    return Effort(**json.loads(kept.read_text()))
+
+
+def contest(task: Task, folder: Path, name: str, effort: Effort, say: Say) -> Outcome:
+    """Learn for as long as there is time, and read."""
+    here = place(folder, name)
     steps = round(60 * task.minutes / effort.seconds)
     say(f"{name}: {steps:,} steps, {effort.seconds:.3f} s each")
     settings = {"steps": steps, "valid_every": max(1, steps // 5), "save_every": max(1, steps // 5)}
     words = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
-    regard("train", str(recipe), "--out", str(place), *words)
-    judged = json.loads(regard("evaluate", str(place), "--text", str(folder / "test.txt"), "--json"))
+    regard("train", str(here.with_suffix(".toml")), "--out", str(here), *words)
+    judged = json.loads(regard("evaluate", str(here), "--text", str(folder / "test.txt"), "--json"))
     say(f"{name}: {judged['bits_per_byte']:.3f} bits a byte")
     return Outcome(judged["bits_per_byte"], steps, effort)
+
+
+def place(folder: Path, name: str) -> Path:
+    """Where a contestant's run is kept."""
+    return folder / name.replace(",", "").replace(" ", "-")
 
 
 def effort(recipe: Path) -> Effort:

@@ -64,7 +64,7 @@ def test_each_learns_for_its_time_and_is_judged(tmp_path: Path):
     folder = tmp_path / "runs"
     folder.mkdir()
     for name, tables in TASK.contestants().items():  # planned before, as when a run goes on: 3 seconds hold 30 steps
-        place = folder / name.replace(",", "").replace(" ", "-")
+        place = critic.place(folder, name)
         place.with_suffix(".json").write_text(json.dumps({"seconds": 0.1, "memory": 9, "parameters": 7}))
         place.with_suffix(".toml").write_text(TASK.recipe(tables, folder))
     said: list[str] = []
