@@ -84,11 +84,10 @@ class Banded(torch.autograd.Function):
         for band, amount in zip(bands, amounts):
             for rows, pieces in band.slices():
                 laid = v.new_empty(rows.stop - rows.start, band.tokens.shape[1], v.shape[-1])
-                given = q[rows], unit(q[rows]) if k is None else k[rows], v[rows]
+                given = q[rows], None if k is None else k[rows], v[rows]
                 for chunks in pieces:
                     own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
-                    asking, answering, telling = _laid(*given, band, rows, chunks)
-                    y, lse = _weigh(asking, answering, telling, band.hide(rows, chunks), scale)
+                    y, lse = _weigh(*_laid(*given, band, rows, chunks), band.hide(rows, chunks), scale)
                     laid[:, own], amount[rows, own] = y.flatten(1, 2), lse.flatten(1, 2)
                 for number, places in enumerate(band.places[rows].unbind(1)):
                     now, much = _take(laid, places), _take(amount[rows, :, None], places)
@@ -109,22 +108,30 @@ class Banded(torch.autograd.Function):
         answered = None if k is None else torch.zeros_like(k)
         for band, amount, share in zip(ctx.bands, amounts, _shares(ctx.bands, amounts)):
             for rows, pieces in band.slices():
-                given = q[rows], unit(q[rows]) if k is None else k[rows], v[rows]
+                given = q[rows], None if k is None else k[rows], v[rows]
                 ended = said[rows], slopes[0][rows], amount[rows], share[rows]
                 laid = _back(given, ended, band, rows, pieces, ctx.scale)
-                for place in band.places[rows].unbind(1):
+                for place, tokens in _in_slices(band.places[rows]):
                     of_query, of_key, of_value = (_take(part, place) for part in laid)
-                    asked[rows] += of_query
-                    told[rows] += of_value
+                    asked[rows, tokens] += of_query
+                    told[rows, tokens] += of_value
                     if answered is None:
-                        asked[rows] += _slope_of_unit(q[rows], of_key)
+                        asked[rows, tokens] += _slope_of_unit(q[rows, tokens], of_key)
                     else:
-                        answered[rows] += of_key
+                        answered[rows, tokens] += of_key
         return asked, answered, told, None, None
 
 
+def _in_slices(places: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Places nRT -> round by round those of some tokens nt, and which tokens these are."""
+    for place in places.unbind(1):
+        for first in range(0, place.shape[1], _SLICE):
+            tokens = slice(first, first + _SLICE)
+            yield place[:, tokens], tokens
+
+
 def _back(
-    given: tuple[Tensor, Tensor, Tensor],
+    given: tuple[Tensor, Tensor | None, Tensor],
     ended: tuple[Tensor, ...],
     band: Band,
     rows: slice,
@@ -134,10 +141,10 @@ def _back(
     """Queries, keys and values of some rows; what was said, its slope, how much each place saw and the rounds' shares
     -> the slopes of all three, by place.
     """
-    said, slope, amount, share = ended
+    (said, slope, amount, share), (q, _, v) = ended, given
     weight = torch.zeros_like(amount).scatter_(1, band.places[rows].flatten(1).long(), share.flatten(1))
     beyond = (band.before + band.after) * band.chunk
-    laid = [part.new_zeros(len(part), band.tokens.shape[1] + beyond, part.shape[-1]) for part in given]
+    laid = [part.new_zeros(len(part), band.tokens.shape[1] + beyond, part.shape[-1]) for part in (q, q, v)]
     for chunks in pieces:
         own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
         out, down = (_take(part, band.tokens[rows, own]) for part in (said, slope))
@@ -168,11 +175,15 @@ def _slope_of_unit(q: Tensor, slope: Tensor) -> Tensor:
     return found
 
 
-def _laid(q: Tensor, k: Tensor, v: Tensor, band: Band, rows: slice, chunks: slice) -> tuple[Tensor, Tensor, Tensor]:
+def _laid(
+    q: Tensor, k: Tensor | None, v: Tensor, band: Band, rows: slice, chunks: slice
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Of some rows: queries ncCK of these chunks; keys ncWK and values ncWV in the windows around them."""
     around = band.tokens[rows].index_select(1, band.around(chunks))
-    own = band.tokens[rows, chunks.start * band.chunk : chunks.stop * band.chunk]
-    return band.chunks(_take(q, own)), band.windows(_take(k, around)), band.windows(_take(v, around))
+    asking = _take(q, around)
+    answering = unit(asking) if k is None else _take(k, around)
+    own = asking[:, band.before * band.chunk : asking.shape[1] - band.after * band.chunk]
+    return band.chunks(own), band.windows(answering), band.windows(_take(v, around))
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
@@ -276,11 +287,11 @@ class InBands(Attended):
     def scored(self, band: Band, row: slice) -> Iterator[tuple[Tensor, Tensor]]:
         """Of a row, slice by slice: the tokens around each chunk cW, and how they score with each of its places."""
         asking = self.query.flatten(0, 1)[row]
-        answering = unit(asking) if self.key is None else self.key.flatten(0, 1)[row]
+        answering = None if self.key is None else self.key.flatten(0, 1)[row]
         count, at_once = band.tokens.shape[1] // band.chunk, max(1, _SLICE // band.chunk)
         for first in range(0, count, at_once):
             chunks = slice(first, min(first + at_once, count))
-            mine, around, _ = _laid(asking, answering, answering, band, row, chunks)
+            mine, around, _ = _laid(asking, answering, asking, band, row, chunks)
             scores = mine @ around.transpose(-1, -2) * self.scale + band.hide(row, chunks)
             yield band.windows(band.tokens[row].index_select(1, band.around(chunks)))[0], scores[0].flatten(0, 1)
 

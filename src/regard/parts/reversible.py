@@ -29,7 +29,7 @@ class Reversible:
     """
 
     norm: Norm = field(default_factory=LayerNorm)
-    slice_length: int = 8_192  # tokenwise sublayers run over this many tokens at a time
+    slice_length: int = 1_024  # tokens that tokenwise sublayers read at a time: what is inside stays in a cache
     answer: Literal["mean", "beside"] = "mean"
 
     def __post_init__(self) -> None:
@@ -185,7 +185,7 @@ class Replayed(torch.autograd.Function):
             x, total = pair[1 - at], torch.empty_like(pair[at])
             for piece in layer.slices(sublayer, x.shape[1]):
                 inside = sliced(replace(context.under(name), choices=choices), piece, x.shape[1])
-                total[:, piece] = pair[at][:, piece] + sublayer(x[:, piece], inside)[0]
+                torch.add(pair[at][:, piece], sublayer(x[:, piece], inside)[0], out=total[:, piece])
             pair[at] = total
         tape.pair = [stream.detach() for stream in pair]  # what is given on leads back to here: a circle
         return pair[0], pair[1]
