@@ -25,8 +25,13 @@ _FURTHEST_ALONE = 65_536  # tokens
 DEEP = (LSH, PLAIN, REFORMER_PYTORCH)
 """Who is measured by depth."""
 _LONG = 30.0  # seconds, beyond which a step is not repeated
-# Large blocks that are freed go back at once, small ones are kept for the next: hardly any time, hardly any room.
-_TIMED = {"MALLOC_MMAP_THRESHOLD_": "8388608", "MALLOC_TRIM_THRESHOLD_": "536870912"}
+# Large blocks that are freed go back at once and come in large pages, small ones are kept for the next: hardly any
+# time, hardly any room.
+_TIMED = {
+    "MALLOC_MMAP_THRESHOLD_": "8388608",
+    "MALLOC_TRIM_THRESHOLD_": "536870912",
+    "THP_MEM_ALLOC_ENABLE": "1",
+}
 _FRUGAL = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # all that is freed goes back at once: peaks are what was needed
 
 

@@ -6,9 +6,16 @@ import os
 import tempfile
 
 import hypothesis
+import pytest
 import torch
 
 torch.set_num_threads(1)
 os.environ.setdefault("REGARD_CACHE", tempfile.mkdtemp(prefix="regard-cache-"))
 hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")
+
+
+@pytest.fixture(autouse=True)
+def _drawn_alike() -> None:
+    """What a test draws at random does not depend on which tests ran before it."""
+    torch.manual_seed(0)

@@ -95,9 +95,6 @@ def test_hashing_in_pieces_changes_nothing(monkeypatch):
 
 def test_directions_differ_between_seeds_and_are_drawn_anew_while_learning():
     q = torch.randn(1, HEADS, 200, WIDTH // HEADS, dtype=torch.float64)
-    assert not torch.equal(
-        layer(buckets=8).hashed(q), layer(0, buckets=8, **{"seed_": 0} if False else {}).train().hashed(q)
-    )
     one, other = (LSHAttention(HEADS, buckets=8, seed=seed).build(WIDTH).eval() for seed in (0, 1))
     assert torch.equal(one.hashed(q), one.hashed(q))
     assert not torch.equal(one.hashed(q), other.hashed(q))

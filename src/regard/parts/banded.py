@@ -50,14 +50,23 @@ class Band:
         apart: Tensor = values.unflatten(1, (-1, self.chunk))
         return apart
 
+    @property
+    def together(self) -> int:
+        """How many rows are worked on at once."""
+        rows, length = self.tokens.shape
+        return min(rows, max(1, _SLICE // length))
+
     def slices(self) -> Iterator[tuple[slice, list[slice]]]:
         """Rows, and the chunks of theirs to go through one slice after the other."""
         rows, length = self.tokens.shape
-        together, at_once = max(1, _SLICE // length), max(1, _SLICE // self.chunk)
-        count = length // self.chunk
+        count, at_once = length // self.chunk, max(1, _SLICE // self.chunk)
         pieces = [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)]
-        for first in range(0, rows, together):
-            yield slice(first, min(first + together, rows)), pieces if together == 1 else [slice(0, count)]
+        for first in range(0, rows, self.together):
+            yield slice(first, min(first + self.together, rows)), pieces if self.together == 1 else [slice(0, count)]
+
+    def room(self, values: Tensor, beyond: int = 0) -> Tensor:
+        """Room for something as wide as the values NTD, by place, of the rows that are worked on at once."""
+        return values.new_empty(self.together, self.tokens.shape[1] + beyond, values.shape[-1])
 
 
 def banded(q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float = 1.0) -> Tensor:
@@ -77,25 +86,22 @@ class Banded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float) -> Tensor:
         """NTK, NTK, NTV -> NTV."""
-        said = torch.empty_like(v)
         exact = torch.promote_types(q.dtype, torch.float32)
+        said, seen = torch.zeros_like(v), q.new_full((*v.shape[:2], 1), -torch.inf, dtype=exact)
         amounts = [q.new_empty(band.tokens.shape, dtype=exact) for band in bands]
-        seen = q.new_empty(*v.shape[:2], 1, dtype=exact)
         for band, amount in zip(bands, amounts):
+            room = band.room(v)
             for rows, pieces in band.slices():
-                laid = v.new_empty(rows.stop - rows.start, band.tokens.shape[1], v.shape[-1])
-                given = q[rows], None if k is None else k[rows], v[rows]
+                laid, given = room[: rows.stop - rows.start], (q[rows], None if k is None else k[rows], v[rows])
                 for chunks in pieces:
                     own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
                     y, lse = _weigh(*_laid(*given, band, rows, chunks), band.hide(rows, chunks), scale)
                     laid[:, own], amount[rows, own] = y.flatten(1, 2), lse.flatten(1, 2)
-                for number, places in enumerate(band.places[rows].unbind(1)):
+                for places, tokens in _in_slices(band.places[rows]):
                     now, much = _take(laid, places), _take(amount[rows, :, None], places)
-                    if band is bands[0] and number == 0:
-                        said[rows], seen[rows] = now, much
-                    else:
-                        said[rows] = torch.lerp(said[rows], now, torch.sigmoid(much - seen[rows]).to(now.dtype))
-                        seen[rows] = torch.logaddexp(seen[rows], much)
+                    share = torch.sigmoid(much - seen[rows, tokens]).to(now.dtype)
+                    said[rows, tokens] = torch.lerp(said[rows, tokens], now, share)
+                    seen[rows, tokens] = torch.logaddexp(seen[rows, tokens], much)
         ctx.save_for_backward(q, k, v, said, *amounts)
         ctx.bands, ctx.scale = bands, scale
         return said
@@ -107,12 +113,14 @@ class Banded(torch.autograd.Function):
         asked, told = torch.zeros_like(q), torch.zeros_like(v)
         answered = None if k is None else torch.zeros_like(k)
         for band, amount, share in zip(ctx.bands, amounts, _shares(ctx.bands, amounts)):
+            beyond = (band.before + band.after) * band.chunk
+            rooms = band.room(q), band.room(q, beyond), band.room(v, beyond)
             for rows, pieces in band.slices():
                 given = q[rows], None if k is None else k[rows], v[rows]
                 ended = said[rows], slopes[0][rows], amount[rows], share[rows]
-                laid = _back(given, ended, band, rows, pieces, ctx.scale)
-                for place, tokens in _in_slices(band.places[rows]):
-                    of_query, of_key, of_value = (_take(part, place) for part in laid)
+                laid = _back(given, ended, [room[: len(given[0])] for room in rooms], band, rows, pieces, ctx.scale)
+                for places, tokens in _in_slices(band.places[rows]):
+                    of_query, of_key, of_value = (_take(part, places) for part in laid)
                     asked[rows, tokens] += of_query
                     told[rows, tokens] += of_value
                     if answered is None:
@@ -124,27 +132,27 @@ class Banded(torch.autograd.Function):
 
 def _in_slices(places: Tensor) -> Iterator[tuple[Tensor, slice]]:
     """Places nRT -> round by round those of some tokens nt, and which tokens these are."""
-    for place in places.unbind(1):
-        for first in range(0, place.shape[1], _SLICE):
-            tokens = slice(first, first + _SLICE)
-            yield place[:, tokens], tokens
+    for first in range(0, places.shape[2], _SLICE):
+        tokens = slice(first, first + _SLICE)
+        yield from ((part, tokens) for part in places[:, :, tokens].unbind(1))
 
 
 def _back(
     given: tuple[Tensor, Tensor | None, Tensor],
     ended: tuple[Tensor, ...],
+    laid: list[Tensor],
     band: Band,
     rows: slice,
     pieces: list[slice],
     scale: float,
 ) -> list[Tensor]:
     """Queries, keys and values of some rows; what was said, its slope, how much each place saw and the rounds' shares
-    -> the slopes of all three, by place.
+    -> the slopes of all three, by place, in the room that is given for them.
     """
-    (said, slope, amount, share), (q, _, v) = ended, given
+    said, slope, amount, share = ended
     weight = torch.zeros_like(amount).scatter_(1, band.places[rows].flatten(1).long(), share.flatten(1))
-    beyond = (band.before + band.after) * band.chunk
-    laid = [part.new_zeros(len(part), band.tokens.shape[1] + beyond, part.shape[-1]) for part in (q, q, v)]
+    for room in laid[1:]:
+        room.zero_()
     for chunks in pieces:
         own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
         out, down = (_take(part, band.tokens[rows, own]) for part in (said, slope))

@@ -25,7 +25,7 @@ from regard.parts.meeting import SELF, Chunks, Ranks, Whole
 
 _LOOKED_AT = 1 << 24  # queries times keys, over rows, heads and rounds, that a step looks through at once
 _MOST_BUCKETS, _MOST_ROUNDS = 1 << 20, 64
-_TURNED = 1 << 22  # numbers that hashing holds at once
+_TURNED = 1 << 20  # numbers that hashing holds at once: what a cache holds
 
 See = Ranks | Chunks | Whole
 
