@@ -24,11 +24,11 @@ _PARTS = 64  # of the book, in the plot
 def read(model: LoadedModel, text: str) -> NDArray[np.float64]:
     """What each token of a text costs in bits, given all before it: the text is read in one window."""
     tokenizer = model.tokenizer
-    row = torch.tensor([tokenizer.begin, *tokenizer.encode(text)])
+    row = torch.tensor([tokenizer.begin, *tokenizer.encode(text)], device=model.device)
     with torch.inference_mode():
         states = model.network.states(row[None, :-1])[0]
         costs = [cost(model, states[at : at + _AT_ONCE], row[at + 1 :]) for at in range(0, len(states), _AT_ONCE)]
-    return np.asarray(torch.cat(costs), dtype=np.float64) / math.log(2)
+    return np.asarray(torch.cat(costs).cpu(), dtype=np.float64) / math.log(2)
 
 
 def cost(model: LoadedModel, states: Tensor, following: Tensor) -> Tensor:

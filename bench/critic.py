@@ -120,8 +120,8 @@ def prepare(text: str, folder: Path) -> None:
             raise InputError(f"no such file: {text} (--text). Name a text file, or `{PYTHON}`.")
         sides = list(cut(Path(text).read_bytes()))
     for split, side in zip(get_args(Split), sides):
-        kept = side if split == "train" else side[:_MOST].decode(errors="ignore").encode()
-        (folder / f"{split}.txt").write_bytes(kept)
+        kept = side if split == "train" else side[:_MOST]
+        (folder / f"{split}.txt").write_bytes(kept.decode(errors="ignore").encode())
 
 
 def cut(whole: bytes) -> tuple[bytes, bytes, bytes]:

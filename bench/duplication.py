@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.errors import InputError
 from regard.models import zoo
 from regard.models.model import Model, Network
 from regard.parts.lsh import Ranks
@@ -78,6 +79,8 @@ def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -
     first = 0
     if keep is not None and keep.exists():
         kept: dict[str, Any] = torch.load(keep, weights_only=True)
+        if kept["task"] != asdict(task):
+            raise InputError(f"{keep} was learnt with other settings. Choose another --keep.")
         network.load_state_dict(kept["network"])
         optimizer.load_state_dict(kept["optimizer"])
         first = kept["step"]
@@ -95,7 +98,8 @@ def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -
         optimizer.step()
         if (step + 1) % _OFTEN == 0:
             if keep is not None:
-                state = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+                state = {"network": network.state_dict(), "optimizer": optimizer.state_dict()}
+                state |= {"step": step + 1, "task": asdict(task)}
                 torch.save(state, keep.with_suffix(".new"))
                 keep.with_suffix(".new").replace(keep)
             say(f"{called(rounds)}, step {step + 1}: loss {loss.item():.3f}, {time.perf_counter() - start:.0f} s")

@@ -52,7 +52,7 @@ class Case:
         """As many as there are windows in the length; two factors where they are many."""
         count = max(2, self.length // self.window)
         half = 2 ** ((count - 1).bit_length() // 2)
-        return count + count % 2 if count <= 128 else (half, max(2, count // half))
+        return count + count % 2 if count <= 128 else (half, max(2, count // half // 2 * 2))
 
     @property
     def axes(self) -> tuple[int, int]:

@@ -186,6 +186,19 @@ def test_a_model_that_was_interrupted_goes_on_as_if_not(tmp_path: Path, monkeypa
         torch.testing.assert_close(again.state_dict()[name], weight)
 
 
+@pytest.mark.parametrize("length", [1, 1000, 10_000, 20_000, 1 << 20])
+def test_buckets_of_any_length_are_even(length: int):
+    buckets = Case(LSH, length).buckets
+    assert all(count >= 2 and count % 2 == 0 for count in (buckets if isinstance(buckets, tuple) else (buckets,)))
+
+
+def test_a_model_that_was_kept_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(duplication, "_OFTEN", 2)
+    duplication.learn(TASK, 2, tmp_path / "kept.pt", str)
+    with pytest.raises(InputError, match=r"kept\.pt was learnt with other settings\. Choose another --keep\."):
+        duplication.learn(replace(TASK, window=2), 2, tmp_path / "kept.pt", str)
+
+
 def test_the_table_has_the_papers_shape(capsys: pytest.CaptureFixture[str]):
     words = ["duplication", "--length", "16", "--symbols", "5", "--width", "16", "--heads", "2", "--window", "4"]
     words += ["--buckets", "2", "--steps", "2", "--learning", "0,1", "--asking", "0,2", "--threads", "1"]

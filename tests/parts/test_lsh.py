@@ -10,6 +10,7 @@ from regard.errors import InputError
 from regard.parts import banded as kernel
 from regard.parts.attention import SelfAttention, merge_heads, split_heads
 from regard.parts.contract import Context, Record
+from regard.parts.local import local_bands
 from regard.parts.lsh import LSHAttention, LSHAttentionLayer, unit
 from regard.parts.meeting import Chunks, Ranks, Whole
 from regard.parts.pattern import Around, Neighbours, Window
@@ -126,6 +127,21 @@ def test_the_published_form_in_one_chunk_is_full_attention():
     assert torch.equal(whole(x, Context())[0], chunks(x, Context())[0])
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_full_attention_in_pieces_is_the_same(causal, monkeypatch):
+    module, x = layer(see=Whole(), causal=causal), torch.randn(2, 30, WIDTH, dtype=torch.float64)
+    expected = module(x, Context())[0]
+    monkeypatch.setattr("regard.parts.lsh._LOOKED_AT", 7 * 2 * HEADS * 30)
+    assert torch.allclose(module(x, Context())[0], expected, atol=1e-12)
+
+
+def test_what_is_remembered_of_a_text_is_its_keys_and_no_query():
+    module, x = layer(buckets=4), torch.randn(1, 9, WIDTH, dtype=torch.float64)
+    keys, *_ = module(x, Context(remember=True))[1]
+    assert torch.allclose(keys.norm(dim=-1), torch.ones(1, HEADS, 9, dtype=torch.float64), atol=1e-3)
+    assert module(x, Context())[1] is None
+
+
 def test_the_published_form_lets_the_future_change_the_past_and_ours_does_not():
     x = torch.randn(1, 96, WIDTH, dtype=torch.float64)
     later = torch.cat([x[:, :64], torch.randn(1, 32, WIDTH, dtype=torch.float64)], dim=1)
@@ -140,8 +156,9 @@ def test_the_published_form_lets_the_future_change_the_past_and_ours_does_not():
 @pytest.mark.parametrize("see", [Window(4), Window(40), Around(5), Neighbours(4), Neighbours(4, 2, 1)])
 @pytest.mark.parametrize("length", [3, 9, 33])
 @pytest.mark.parametrize("apart", [False, True])
-def test_local_attention_in_bands_is_the_masked_one(see, length, apart, monkeypatch):
-    torch.manual_seed(0)
+@pytest.mark.parametrize("slice_size", [8192, 8])
+def test_local_attention_in_bands_is_the_masked_one(see, length, apart, slice_size, monkeypatch):
+    monkeypatch.setattr(kernel, "_SLICE", slice_size)
     module = SelfAttention(HEADS, see=see).build(WIDTH).double()
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
     document = torch.arange(length).expand(2, -1) // torch.tensor([[6], [4]]) if apart else None
@@ -155,6 +172,14 @@ def test_local_attention_in_bands_is_the_masked_one(see, length, apart, monkeypa
     found, right = (torch.autograd.grad(part.square().sum(), (x, *module.parameters())) for part in (y, expected))
     for one, other in zip(found, right):
         assert torch.allclose(one, other, atol=1e-8)
+
+
+def test_chunks_within_a_text_are_hidden_alike_and_worked_out_once():
+    (band,) = local_bands(Window(4), 400, 1, None, torch.device("cpu"))
+    inside, end = band.hide(slice(0, 1), slice(1, 90)), band.hide(slice(0, 1), slice(90, 100))
+    assert inside.shape == (1, 89, 4, 8)
+    assert inside.untyped_storage().nbytes() == 4 * 4 * 8
+    assert torch.equal(torch.cat([inside, end], 1), band.hide(slice(0, 1), slice(0, 100))[:, 1:])
 
 
 @pytest.mark.parametrize("see", [Chunks(3, 1, 0), Chunks(3, 2, 1), Ranks(3), Ranks(1), Ranks(50)])

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.models import zoo
+from regard.models.model import Model
 from regard.parts.cell import GRU, LSTM, RNN, Cell, State, Step
 from regard.parts.contract import Context, Source
-from regard.parts.recurrent import Averaged, Bridged, Carried, Recurrent, RecurrentLayer
+from regard.parts.recurrent import Averaged, Bridged, Carried, Reader, Recurrent, RecurrentLayer
 
 WIDTH, DEPTH = 6, 3
 CELLS = {"tanh": RNN(), "gru": GRU(), "lstm": LSTM()}
@@ -163,3 +164,14 @@ def test_the_bottleneck_is_all_that_a_decoder_without_attention_knows():
 def test_what_cannot_be_built_is_refused(description: dict[str, object]):
     with pytest.raises(InputError):
         Recurrent(**description).build(7)
+
+
+@pytest.mark.parametrize("model", [zoo.lstm_lm(WIDTH, 2), zoo.sha_rnn(WIDTH, 2)])
+def test_a_language_model_reads_padded_rows_at_one_go(model: Model, monkeypatch: pytest.MonkeyPatch):
+    network, ids = model.build(20).eval(), torch.ones(4, 8, dtype=torch.long)
+    padding = torch.arange(8) < LENGTHS[:, None]
+    with torch.no_grad():
+        alone = [network(ids[:1, :length])[0] for length in LENGTHS]
+        monkeypatch.setattr(Reader, "careful", None)
+        for row, length, expected in zip(network(ids, padding=padding), LENGTHS, alone):
+            torch.testing.assert_close(row[:length], expected)

@@ -118,6 +118,16 @@ def test_going_backward_twice_is_refused():
         loss.backward()
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_going_backward_leaves_the_random_state_alone(training: bool):
+    network, ids = build("reformer").train(training), torch.ones(1, 4, dtype=torch.long)
+    loss = network.readout.loss(network.states(ids), ids)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 @pytest.mark.parametrize("name", ["gpt2, reversible", "reformer", "reformer, translating"])
 def test_a_step_leaves_nothing_behind(name: str):
     def alive() -> int:

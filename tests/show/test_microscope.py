@@ -104,6 +104,8 @@ def test_both_sides_of_a_translator_are_looked_into():
     found = model.microscope(TEXT, "the dog sat on the mat")
     assert [caught.layer for caught in found.layers] == ["encoder.0.self", "decoder.0.self"]
     assert found.tokens > 40
+    with pytest.raises(InputError, match="one token has nobody to attend to"):
+        model.microscope("", "the dog sat on the mat")
 
 
 def test_what_does_not_hash_has_nothing_to_look_at():

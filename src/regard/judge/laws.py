@@ -132,7 +132,7 @@ def _whole(model: Model) -> bool:
 
 def steady(model: Model) -> bool:
     """False where what a token sees changes with all that is read beside it (chunks of hashed tokens, as published)."""
-    return all(getattr(getattr(part, "see", None), "steady", True) for part in _parts(model))
+    return all(stack.steady for stack in (model.encoder, model.decoder) if stack)
 
 
 def _parts(model: Model) -> list[AnySublayer]:

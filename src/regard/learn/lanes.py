@@ -23,8 +23,8 @@ class Lanes:
             )
         if count % processes:
             raise InputError(
-                f"{count:,} lanes cannot be dealt evenly to {processes:,} processes (text.problem.rows). "
-                f"Use a multiple of {processes:,}."
+                f"the {count:,} lanes that the text fills cannot be dealt evenly to {processes:,} processes "
+                f"(text.problem.rows). Use a multiple of {processes:,}, and no more lanes than there are windows."
             )
         self.count = count // processes
         self.past = Past()

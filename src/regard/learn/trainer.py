@@ -83,7 +83,7 @@ class Trainer:
         norm = float(self.spread.full(nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)))
         everyone = self.world.gather(float(loss), self.signals.received or 0)
         report = Step(
-            sum(loss for loss, _ in everyone) / self.world.size, norm, rate, int(self.samples.lengths[indices].sum()),
+            sum(loss for loss, _ in everyone) / self.world.size, norm, rate, int(self.plan.lengths[indices].sum()),
             targets, int(max(signal for _, signal in everyone)), self.accumulate if self.accumulate > before else 0,
         )  # fmt: skip
         if not (math.isfinite(report.loss) and math.isfinite(norm)):
@@ -109,7 +109,7 @@ class Trainer:
         if self.world.size > 1:  # the others wait for gradients of this one, so none can begin anew
             raise catalogue.OUT_OF_MEMORY_TOGETHER(step=self.step + 1)
         if self.accumulate >= len(indices):
-            raise catalogue.OUT_OF_MEMORY(step=self.step + 1, length=int(self.samples.lengths[indices].sum(1).max()))
+            raise catalogue.OUT_OF_MEMORY(step=self.step + 1, length=int(self.plan.lengths[indices].sum(1).max()))
         self.accumulate *= 2
 
     def gradient(self, indices: Indices) -> tuple[Tensor, int, list[Past]]:

@@ -140,7 +140,7 @@ class Network(nn.Module):
         if past is not None and (self.encoder is not None or self.decoder is None):
             raise InputError("only a language model reads on from a past=... of the same text")
         if self.decoder is None:
-            return self.mixed(self.read(ids, context=context).states, every)
+            return self.mixed(self.read(ids, context=replace(context, final=False)).states, every)
         if self.encoder is not None:
             if source_ids is None:
                 raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
@@ -182,7 +182,7 @@ class Network(nn.Module):
         moved, padding, order = realign(ids, padding)
         assert moved is not None
         context = Context(
-            padding=padding, segments=ordered(segments, order), positions=ordered(positions, order)
+            padding=padding, segments=ordered(segments, order), positions=ordered(positions, order), final=False
         )  # fmt: skip
         return restored(self.read(moved, context=context).states, order)
 
@@ -196,7 +196,8 @@ class Network(nn.Module):
     def decode(self, ids: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         """BT -> BTD, and what must be remembered for the next call."""
         assert self.decoder is not None
-        states, memory = self.decoder(self.embed(ids, context), context.under("decoder"), memory)
+        inside = replace(context.under("decoder"), final=False)
+        states, memory = self.decoder(self.embed(ids, context), inside, memory)
         return states, memory
 
 

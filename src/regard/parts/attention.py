@@ -57,21 +57,24 @@ class SelfAttentionLayer(Sublayer):
             places = context.places(x.shape[1], x.device)
             q, k = self.position(q, places), self.position(k, places)
         q, k = self.score.queries(q), self.score.keys(k)
-        fresh = memory is None
+        fresh, first = memory is None, 0
         if context.remember:
             keys, values = (None, None) if memory is None else memory
             memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
             if not fresh:
-                k, v = (part[:, :, : context.extent(x.shape[1])] for part in memory)
+                # What no query sees any more is not looked through, where all rows are equally far.
+                first = 0 if isinstance(context.start, Tensor) else self.see.since(context.start)
+                k, v = (part[:, :, first : context.extent(x.shape[1])] for part in memory)
         y = nearby(self.score, self.see, q, k, v, context, out=self.out.weight) if fresh else None
         if y is not None:
             return self.out(merge_heads(y)), memory if context.remember else None
-        hidden, causal = self.visible(x.shape[1], k.shape[2], context, fresh, x.device)
+        slots = torch.arange(first, first + k.shape[2], device=x.device)
+        hidden, causal = self.visible(x.shape[1], slots, context, fresh)
         bias = None
         if context.bias is not None:
             places = context.places(x.shape[1], x.device)
-            bias = context.bias(places, places if fresh else torch.arange(k.shape[2], device=x.device))
-        y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal, out=self.out.weight)
+            bias = context.bias(places, places if fresh else slots)
+        y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal, out=self.out.weight, first=first)
         return self.out(merge_heads(y)), memory if context.remember else None
 
     def projected(self, x: Tensor) -> Sequence[Tensor]:
@@ -84,9 +87,9 @@ class SelfAttentionLayer(Sublayer):
         return [F.linear(x, weight, bias) for weight, bias in zip(weights, parts)]
 
     def visible(
-        self, queries: int, keys: int, context: Context, fresh: bool, device: torch.device
-    ) -> tuple[Tensor | None, bool]:
-        """The mask of what is seen (None: everything), and whether it is the plain triangle that kernels know.
+        self, queries: int, keys: Tensor, context: Context, fresh: bool
+    ) -> tuple[Tensor | None, bool]:  # fmt: skip
+        """The mask of which keys, by slot, are seen (None: all), and whether it is the triangle that kernels know.
 
         The triangle is aligned to the top left, so it is right only when queries and keys start together.
         """
@@ -95,7 +98,7 @@ class SelfAttentionLayer(Sublayer):
             return None, True
         if plain and queries == 1 and not isinstance(context.start, Tensor):
             return None, False
-        mask = self.see.sees(context.slots(queries, device), torch.arange(keys, device=device))
+        mask = self.see.sees(context.slots(queries, keys.device), keys)
         mask = None if mask is None else (mask[:, None] if mask.dim() == 3 else mask)
         if fresh and context.document is not None:
             mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
@@ -162,11 +165,13 @@ def attend(
     causal: bool = False,
     rows: int | None = None,
     out: Tensor | None = None,
+    first: int = 0,
 ) -> Tensor:
     """Projected BHTK, BHSK and BHSV -> BHTV: weigh the values by how well their keys answer.
 
     A dot product goes to the fused kernel, unless there is a factor on the weights. While someone looks, the weights
-    are computed beside it, never instead of it, so that looking changes nothing. `out` is what comes behind the heads.
+    are computed beside it, never instead of it, so that looking changes nothing. `out` is what comes behind the heads;
+    `first` is the slot of the first key.
     """
     weights: Tensor | None = None
     if score.scale is None or factor is not None:
@@ -178,7 +183,8 @@ def attend(
     if context.looking:
         assert context.record is not None
         beams = 1 if rows is None else rows // len(q)
-        context.record.watch(context.name, Weighed(v, out, score, q, k, mask, bias, causal, beams, weights))
+        values = F.pad(v, (0, 0, first, 0)) if first else v
+        context.record.watch(context.name, Weighed(values, out, score, q, k, mask, bias, causal, beams, weights, first))
     return switched(y, context)
 
 
@@ -194,6 +200,7 @@ class Weighed(Attended):
     causal: bool = False  # the plain triangle, for which there is no mask
     beams: int = 1
     known: Tensor | None = None  # all weights, where the layer itself had to work them out
+    first: int = 0  # the slot of the first key; values before it weigh nothing
 
     @property
     def queries(self) -> int:
@@ -219,7 +226,8 @@ class Weighed(Attended):
             q = self.part(self.query, queries, heads)
             assert q is not None
             found = weigh(self.score, q, self.key[:, heads], mask, self.part(self.bias, queries, heads))
-        return rows_of(found, self.beams)
+        found = rows_of(found, self.beams)
+        return F.pad(found, (self.first, 0)) if self.first else found
 
     def part(self, whole: Tensor | None, queries: slice, heads: slice) -> Tensor | None:
         """What of (1|B)(1|H)(1|T)... belongs to some queries and heads."""
@@ -236,7 +244,9 @@ class Weighed(Attended):
         """What the weights are made of."""
         # No copy of the keys: a recurrent decoder asks once a step, and who keeps all steps is to keep them once.
         keys = self.key if self.beams == 1 else self.key.repeat_interleave(self.beams, 0)
-        return replace(self.score.inside(rows_of(self.query, self.beams), keys), bias=self.bias)
+        keys = F.pad(keys, (0, 0, self.first, 0)) if self.first else keys
+        bias = self.bias if self.bias is None or not self.first else F.pad(self.bias, (self.first, 0))
+        return replace(self.score.inside(rows_of(self.query, self.beams), keys), bias=bias)
 
 
 def nearby(

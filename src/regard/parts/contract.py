@@ -188,6 +188,7 @@ class Context:
         None  # (query positions, key positions) -> (1|B)HTS; the stack sets it, self-attention reads
     )
     remember: bool = False  # true while decoding
+    final: bool = True  # whether someone wants to know the state after the last token, of padded rows too
     recompute: bool = False  # true while learning without keeping what is inside a layer for the way back
     record: Record | None = None  # set while someone is looking
     change: Change | None = None

@@ -6,12 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.errors import InputError
-from regard.parts.attention import Weighed, attend, both, divided, merge_heads, nearby, split_heads
-from regard.parts.contract import Attended, Context, Inside, Rows, Sublayer, write
+from regard.parts.attention import attend, both, divided, merge_heads, nearby, split_heads
+from regard.parts.contract import Context, Sublayer, write
 from regard.parts.join import LayerNorm, Norm
 from regard.parts.linear import linear
 from regard.parts.pattern import Window
@@ -38,10 +36,6 @@ class GatedAttention:
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))  # of queries
     name: ClassVar[str] = "self"
     endless: ClassVar[bool] = True  # what it remembers does not grow with the text
-
-    def __post_init__(self) -> None:
-        if self.see.length < 1:
-            raise InputError(f"window must be 1 or more, got {self.see.length}.")
 
     def build(self, width: int, source_width: int | None = None) -> GatedAttentionLayer:
         """The module for a stream of this width."""
@@ -79,10 +73,7 @@ class GatedAttentionLayer(Sublayer):
         if near is not None:
             return near
         mask, causal = self.visible(q.shape[2], k.shape[2], context, fresh)
-        if context.looking and context.record is not None:
-            shown = Weighed(k, out, self.score, q, k, mask, causal=causal)
-            context.record.watch(context.name, Since(F.pad(k, (0, 0, first, 0)), out, shown, first))
-        return attend(self.score, q, k, k, mask, replace(context, record=None), causal=causal)
+        return attend(self.score, q, k, k, mask, context, causal=causal, out=out, first=first)
 
     def polarity(self) -> Tensor:
         """-> D: the gate on values, made of more than it needs, so that it learns faster; its sign can turn."""
@@ -111,29 +102,6 @@ class GatedAttentionLayer(Sublayer):
         if beyond > self.see.length // 4:
             states, first = states[:, beyond:].contiguous(), first + beyond
         return Kept(states, torch.full((len(states),), first, device=states.device))
-
-
-@dataclass(frozen=True)
-class Since(Attended):
-    """What is attended to among what is kept; the keys before `first`, which are gone, weigh nothing."""
-
-    kept: Attended
-    first: int
-
-    @property
-    def queries(self) -> int:
-        """How many queries attend, in each row."""
-        return self.kept.queries
-
-    def head(self, number: int) -> Rows:
-        """The weights of one head, asked for by queries."""
-        rows = self.kept.head(number)
-        return lambda queries: F.pad(rows(queries), (self.first, 0))
-
-    def inside(self) -> Inside:
-        """What the weights are made of."""
-        found = self.kept.inside()
-        return replace(found, key=F.pad(found.key, (0, 0, self.first, 0)))
 
 
 def behind(end: int | None, first: int) -> int | None:

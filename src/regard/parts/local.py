@@ -25,7 +25,10 @@ def local_bands(see: Pattern, length: int, rows: int, realm: Tensor | None, devi
 
 @dataclass(frozen=True)
 class Strangers:
-    """What is hidden among neighbours: what the pattern does not see, other realms, and what is no token."""
+    """What is hidden among neighbours: what the pattern does not see, other realms, and what is no token.
+
+    What a pattern finds in chunks it finds by distance and place in the chunk, so that all within a text are alike.
+    """
 
     see: Pattern
     near: Near
@@ -36,6 +39,9 @@ class Strangers:
     def __call__(self, rows: slice, chunks: slice) -> Tensor:
         """-> (1|n)cCW."""
         chunk, before, after, whole, joined = self.near
+        count = chunks.stop - chunks.start
+        if self.realm is None and chunks.start >= before and (chunks.stop + after) * chunk <= self.length:
+            chunks = slice(chunks.start, chunks.start + 1)
         slots = torch.arange((chunks.start - before) * chunk, (chunks.stop + after) * chunk, device=self.device)
         own: Tensor = slots[before * chunk : len(slots) - after * chunk].unflatten(0, (-1, chunk))
         around = (slots % whole if joined else slots).unfold(0, (before + 1 + after) * chunk, chunk)[:, None]
@@ -47,4 +53,5 @@ class Strangers:
             asker, answerer = (realm[:, part.clamp(0, self.length)] for part in (own, around))
             seen = seen & (asker[..., None] == answerer)
         hidden = ~(seen | (around == own[..., None]))
-        return torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+        hide = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+        return hide.expand(-1, count, -1, -1)

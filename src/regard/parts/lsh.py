@@ -76,10 +76,10 @@ class LSHAttentionLayer(Sublayer):
         # Kept on the way there: on the way back the vectors are a little different, their buckets must not be.
         buckets = context.choose(lambda: self.hashed(q))
         if memory is None:
-            memory = (q, v, buckets)
+            memory = (unit(q), v, buckets) if context.remember else None
             y, attended = self.read(q, v, buckets, context.realm())
         else:
-            memory = tuple(write(old, new, context, dim=2) for old, new in zip(memory, (q, v, buckets)))
+            memory = tuple(write(old, new, context, dim=2) for old, new in zip(memory, (unit(q), v, buckets)))
             reach = tuple(part[:, :, : context.extent(x.shape[1])] for part in memory)
             y, attended = self.step(q, buckets, reach, context)
         if context.looking:
@@ -124,12 +124,12 @@ class LSHAttentionLayer(Sublayer):
             return past if realm is None else (past & (realm[:, None, :] == realm[:, queries, None]))[:, None]
 
         attended = Alike(v, self.out.weight, q, unit(q), along, seen)
-        return attended.said(slice(None)), attended
+        return attended.answers(), attended
 
     def step(
         self, q: Tensor, asking: Tensor, memory: tuple[Tensor, ...], context: Context
     ) -> tuple[Tensor, Attended]:  # fmt: skip
-        """Queries BHTK in buckets BHTR, and what is remembered of all tokens so far -> BHTV, and what it attends to."""
+        """Queries BHTK in buckets BHTR; keys, values and buckets of all so far -> BHTV, and what it attends to."""
         assert not isinstance(self.see, Chunks), "a stack reads all again where later tokens change what is seen"
         slots, (keys, values, answering) = context.slots(q.shape[2], q.device), memory
         length, visible = keys.shape[2], self.see.visible
@@ -138,10 +138,8 @@ class LSHAttentionLayer(Sublayer):
             past = torch.arange(length, device=q.device) <= slots[..., queries, None]
             return visible(asking[:, :, queries].transpose(2, 3), answering.transpose(2, 3), past)
 
-        attended = Alike(values, self.out.weight, q, unit(keys), slots, seen)
-        size = max(1, _LOOKED_AT // (asking[:, :, :1].numel() * length))
-        said = [attended.said(slice(first, first + size)) for first in range(0, q.shape[2], size)]
-        return torch.cat(said, dim=2), attended
+        attended = Alike(values, self.out.weight, q, keys, slots, seen)
+        return attended.answers(asking.shape[-1]), attended
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,12 @@ class Alike(Attended):
         )
         hide = torch.zeros(seen.shape, dtype=self.query.dtype, device=self.query.device).masked_fill_(~seen, -torch.inf)
         return hide.masked_fill(own if own.dim() == 2 else own[:, None], SELF)
+
+    def answers(self, rounds: int = 1) -> Tensor:
+        """-> BHTV: what all queries are told, some at a time; in so many rounds is looked who is seen."""
+        size = max(1, _LOOKED_AT // (rounds * self.query[:, :, 0, 0].numel() * self.keys))
+        said = [self.said(slice(first, first + size)) for first in range(0, self.queries, size)]
+        return torch.cat(said, dim=2)
 
     def said(self, queries: slice) -> Tensor:
         """-> BHtV: what some queries are told."""

@@ -36,7 +36,8 @@ class Ranks:
         """The numbers of buckets that are multiplied."""
         if buckets is None:
             raise InputError(
-                "the number of buckets cannot follow the length here, or the future would change the past."
+                "the number of buckets cannot follow the length here, or the future would change the past "
+                "(model.buckets). Use 64, or [128, 128] for long texts."
             )
         return (buckets,) if isinstance(buckets, int) else buckets
 

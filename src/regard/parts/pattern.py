@@ -54,6 +54,10 @@ class Everything:
         """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
         return None
 
+    def since(self, slot: int) -> int:
+        """The first slot that a query in this slot, or a later one, sees."""
+        return 0
+
     def near(self, length: int) -> Near | None:
         """Nothing is near only."""
         return None
@@ -74,6 +78,10 @@ class Causal:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
         return keys <= queries[..., None]
 
+    def since(self, slot: int) -> int:
+        """The first slot that a query in this slot, or a later one, sees."""
+        return 0
+
     def near(self, length: int) -> Near | None:
         """Nothing is near only."""
         return None
@@ -87,10 +95,17 @@ class Window:
     causal: ClassVar[bool] = True
     triangle: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        _require("window", self.length)
+
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
         behind = queries[..., None] - keys
         return (behind >= 0) & (behind < self.length)
+
+    def since(self, slot: int) -> int:
+        """The first slot that a query in this slot, or a later one, sees."""
+        return max(0, slot - self.length + 1)
 
     def near(self, length: int) -> Near | None:
         """Where all that is seen of a text of this length is found; None: anywhere in it."""
@@ -105,9 +120,16 @@ class Around:
     causal: ClassVar[bool] = False
     triangle: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        _require("window", self.length)
+
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
         return (queries[..., None] - keys).abs() < self.length
+
+    def since(self, slot: int) -> int:
+        """The first slot that a query in this slot, or a later one, sees."""
+        return 0
 
     def near(self, length: int) -> Near | None:
         """Where all that is seen of a text of this length is found; None: anywhere in it."""
@@ -138,6 +160,10 @@ class Neighbours:
             return None
         apart = queries[..., None] // self.length - keys // self.length
         return (keys <= queries[..., None]) & (apart <= self.before)
+
+    def since(self, slot: int) -> int:
+        """The first slot that a query in this slot, or a later one, sees."""
+        return max(0, slot // self.length - self.before) * self.length if self.causal else 0
 
     def near(self, length: int) -> Near | None:
         """Where all that is seen of a text of this length is found; None: anywhere in it."""
@@ -176,7 +202,7 @@ class LocalM:
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require_reach(self.reach)
+        _require("reach", self.reach)
 
     def focus(self, width: int) -> Focus:
         """The module for queries of this width."""
@@ -203,7 +229,7 @@ class LocalP:
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _require_reach(self.reach)
+        _require("reach", self.reach)
 
     def focus(self, width: int) -> Focus:
         """The module for queries of this width."""
@@ -235,6 +261,6 @@ def gathered(asking: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Ten
     return asking.reshape(sentences, -1, asking.shape[-1]), slots.reshape(sentences, -1)
 
 
-def _require_reach(reach: int) -> None:
-    if reach < 1:
-        raise InputError(f"reach must be 1 or more, got {reach}.")
+def _require(name: str, length: int) -> None:
+    if length < 1:
+        raise InputError(f"{name} must be 1 or more, got {length}.")

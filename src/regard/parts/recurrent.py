@@ -202,8 +202,7 @@ class RecurrentLayer(Sublayer):
 
     def forward(self, x: Tensor, context: Context, memory: States | None = None) -> tuple[Tensor, States | None]:
         states = memory or self.first(x, context)
-        # A decoder that need not remember need not know where its padded rows ended; an encoder always tells.
-        wanted = context.remember or context.source is None
+        wanted = context.remember or context.final
         lengths = None if context.padding is None else context.padding.sum(1)
         after = []
         for number, (layer, state) in enumerate(zip(self.layers, states)):

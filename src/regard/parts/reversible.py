@@ -179,7 +179,7 @@ class Replayed(torch.autograd.Function):
         ctx.choices, ctx.states = [], []
         context, pair = rebuild.context, [first, second]
         for at, name, sublayer in layer.steps():
-            ctx.states.append(random_state(first.device) if layer.training else None)
+            ctx.states.append(random_state(first.device))
             choices = Choices()
             ctx.choices.append(choices)
             x, total = pair[1 - at], torch.empty_like(pair[at])
@@ -251,11 +251,8 @@ def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
 
 
 @contextmanager
-def replaying(state: tuple[Tensor, Tensor | None] | None, device: torch.device) -> Iterator[None]:
+def replaying(state: tuple[Tensor, Tensor | None], device: torch.device) -> Iterator[None]:
     """Draw again what was drawn from `state` on, then leave the generators as they were."""
-    if state is None:
-        yield
-        return
     now = random_state(device)
     try:
         _restore(state, device)

@@ -106,7 +106,7 @@ def magnified(
     layers = hashing_layers(network)
     if not layers:
         raise InputError("no layer of this model hashes its tokens. Give one with LSH attention, as zoo.reformer has.")
-    if inputs["ids"].shape[1] < 2:
+    if min(inputs[name].shape[1] for name in ("ids", "source_ids") if inputs.get(name) is not None) < 2:
         raise InputError("one token has nobody to attend to. Give a longer text.")
     if top < 1 or not rounds or min(rounds) < 1:
         raise InputError(f"top and rounds must be 1 or more, got top={top}, rounds={tuple(rounds)}.")
