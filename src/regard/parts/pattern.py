@@ -96,7 +96,7 @@ class Window:
     triangle: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _require("window", self.length)
+        _require("window", self.length, 256)
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
@@ -121,7 +121,7 @@ class Around:
     triangle: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _require("window", self.length)
+        _require("window", self.length, 256)
 
     def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS of booleans."""
@@ -202,7 +202,7 @@ class LocalM:
     whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _require("reach", self.reach)
+        _require("reach", self.reach, 10)
 
     def focus(self, width: int) -> Focus:
         """The module for queries of this width."""
@@ -229,7 +229,7 @@ class LocalP:
     whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _require("reach", self.reach)
+        _require("reach", self.reach, 10)
 
     def focus(self, width: int) -> Focus:
         """The module for queries of this width."""
@@ -261,6 +261,6 @@ def gathered(asking: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Ten
     return asking.reshape(sentences, -1, asking.shape[-1]), slots.reshape(sentences, -1)
 
 
-def _require(name: str, length: int) -> None:
+def _require(name: str, length: int, usual: int) -> None:
     if length < 1:
-        raise InputError(f"{name} must be 1 or more, got {length}.")
+        raise InputError(f"{name} must be 1 or more, got {length} (model.{name}). Use {usual}.")
