@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 
 import regard
-from regard.decode.choose import Options
+from regard.decode.options import Options
 from regard.errors import InputError, RegardError
-from regard.learn.optimizer import Constant, Cosine
-from regard.learn.settings import Training
 from regard.models import zoo
 from regard.models.model import Model, Network
+from regard.training.optimizers import Constant, Cosine
+from regard.training.settings import Training
 
 _JOEY = "pip install --no-deps -r bench/joey.txt"
 REMEDIES = {

@@ -18,15 +18,15 @@ from typing import get_args
 
 import torch
 
+from regard.config.recipe import read_recipe
+from regard.config.setup import read_material
+from regard.data.corpora.python_source import python_documents
+from regard.data.draws import Split
 from regard.errors import InputError, RunFailed
-from regard.learn.probe import Probe, look_at
+from regard.layers.positions import Rotary
 from regard.models import zoo
 from regard.models.model import Model
-from regard.parts.position import Rotary
-from regard.recipe import read_recipe
-from regard.run import read_material
-from regard.text.python import python_documents
-from regard.text.split import Split
+from regard.training.probe import Probe, look_at
 
 PYTHON = "python"
 """As the name of a text: the standard library's source."""

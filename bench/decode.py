@@ -13,12 +13,12 @@ from bench.marian import as_marian
 from bench.text import Bitext
 from bench.train import learner
 from regard.api import LoadedModel
-from regard.decode.choose import Options
-from regard.learn.settings import Training
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.options import Options
 from regard.metrics import quality
 from regard.models.model import Model
-from regard.store.folder import Loaded
-from regard.text.tokenizer import Tokenizer
+from regard.store.loading import Loaded
+from regard.training.settings import Training
 
 
 @dataclass(frozen=True)

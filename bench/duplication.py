@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.data.batching import IGNORE
 from regard.errors import InputError
+from regard.layers.lsh.attention import Ranks
+from regard.layers.positions import Learned
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.parts.lsh import Ranks
-from regard.parts.position import Learned
-from regard.text.batch import IGNORE
 
 FULL = 0
 """As a number of rounds: every key is seen."""

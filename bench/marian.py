@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.text.tokenizer import Tokenizer
 
 PARTS = {
     "self.sublayer.query_key_value": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),

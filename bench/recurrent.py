@@ -17,12 +17,12 @@ from torch import Tensor
 from bench.harness import Result
 from bench.text import Bitext
 from bench.train import PlainLoop, advancing, in_turns, learner
+from regard.data.batching import IGNORE, Batch
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import RunFailed
-from regard.learn.settings import Training
 from regard.models import zoo
 from regard.models.model import Model
-from regard.text.batch import IGNORE, Batch
-from regard.text.tokenizer import Tokenizer
+from regard.training.settings import Training
 
 logging.getLogger("joeynmt.model").setLevel(logging.WARNING)  # it tells whoever listens that it builds a model
 

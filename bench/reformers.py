@@ -68,9 +68,9 @@ class Case:
 
 def ours(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[nn.Module, Loss]:
     """`zoo.reformer`; a query sees the last keys of its own bucket, or chunks as published."""
+    from regard.layers.lsh import attention as lsh
+    from regard.layers.positions import Axial
     from regard.models import zoo
-    from regard.parts import lsh
-    from regard.parts.position import Axial
 
     return _built(
         zoo.reformer(
@@ -82,8 +82,8 @@ def ours(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[nn.Mod
 
 def ours_full(case: Case) -> tuple[nn.Module, Loss]:
     """`zoo.gpt2` with reversible layers: fused full attention, and all else as in ours."""
+    from regard.layers.reversible import Reversible
     from regard.models import zoo
-    from regard.parts.reversible import Reversible
 
     position, join = zoo.Sinusoid(), Reversible()
     return _built(
@@ -167,8 +167,8 @@ def _entropy(model: Callable[[Tensor], Tensor]) -> Loss:
 
 def ours_alone(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[nn.Module, Attend]:
     """One layer of our LSH attention."""
-    from regard.parts import lsh
-    from regard.parts.contract import Context
+    from regard.layers.contract import Context
+    from regard.layers.lsh import attention as lsh
 
     see = getattr(lsh, form)(case.window)
     layer = lsh.LSHAttention(case.heads, see=see, buckets=case.buckets, rounds=case.rounds).build(case.width)

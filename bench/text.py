@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard.text.corpus import Corpus, embedded_corpus, read_pairs
-from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import BPE, TokenizerKind, train_tokenizers
+from regard.data.read.corpus import Corpus, embedded_corpus, read_pairs
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.train import BPE, TokenizerKind, train_tokenizers
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from bench.harness import Result, compare, per_second
 from bench.text import Bitext
+from regard.data.batching import IGNORE, Batch
+from regard.data.tasks.translation import Translation
 from regard.errors import RunFailed
-from regard.learn.optimizer import AdamW
-from regard.learn.settings import Training
-from regard.learn.trainer import Trainer
 from regard.models.model import Model
-from regard.text.batch import IGNORE, Batch
-from regard.text.problem import Translation
+from regard.training.optimizers import AdamW
+from regard.training.settings import Training
+from regard.training.step import Trainer
 
 ADAM = AdamW()
 Advance = Callable[[], tuple[float, int]]

@@ -20,7 +20,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from regard.store.checkpoint import newest_checkpoint, steps_found, verify
 from regard.store.files import read_tensors
-from tests.learn.runs import at_steps, regard, remains, write_recipe
+from tests.training.runs import at_steps, regard, remains, write_recipe
 
 SAID = re.compile(r"cannot write .+ \(needs [\d,]+ bytes, [\d,]+ free.*\)\. .+\.")
 PLENTY = 16 << 20

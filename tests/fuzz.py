@@ -25,7 +25,7 @@ import transformers
 from sentencepiece import sentencepiece_model_pb2
 
 from regard.cli import run
-from regard.store.exchange import convert
+from regard.store.convert import convert
 from tests.parity import zoo
 from tests.parity.folders import saved, shaken
 from tests.store import test_elmo, test_sentences, test_words

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from regard.api import LoadedModel, load
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.train import WordPiece
 from regard.models.model import Model
-from regard.store.folder import Loaded, unique_tensors, write_description, write_weights
-from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import WordPiece
+from regard.store.folder import unique_tensors, write_description, write_weights
+from regard.store.loading import Loaded
 
 TEXTS = [
     "The cat sat on the mat.",

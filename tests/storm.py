@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from regard.store.checkpoint import newest_checkpoint
-from tests.learn.runs import kill_at, regard, remains, start, write_recipe
+from tests.training.runs import kill_at, regard, remains, start, write_recipe
 
 FILES = ["model.safetensors", "optimizer.safetensors", "averages.safetensors", "state.json", "manifest.json"]
 POINTS = [

@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 
 from regard.api import LoadedModel, load
-from regard.decode.ability import verbs
-from regard.decode.choose import Options
+from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.train import WordPiece
 from regard.decode.generate import extend, translate
+from regard.decode.inputs import verbs
+from regard.decode.options import Options
 from regard.errors import InputError
+from regard.layers.positions import Learned
 from regard.models import zoo
-from regard.models.pooled import Label, Number, Tags, Vector
-from regard.models.readout import BothWays
-from regard.parts.position import Learned
-from regard.text.tokenizer import Roles, Tokenizer
-from regard.text.vocabulary import WordPiece
+from regard.models.readouts import BothWays, Label, Number, Tags, Vector
 from tests.small import TEXTS, WORDS, kept, small
 
 BERT = zoo.bert(16, 1, 2, longest=64)

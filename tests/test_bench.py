@@ -12,14 +12,15 @@ import torch
 from bench import __main__ as command_line
 from bench import harness, results
 from bench.text import Bitext, read_bitext
-from regard.decode.choose import Options
+from regard.data.read.corpus import embedded_corpus
+from regard.decode.options import Options
 from regard.errors import InputError, RunFailed
-from regard.learn.optimizer import Constant
-from regard.learn.settings import Training
+from regard.layers.join import PreNorm
+from regard.layers.recurrent import GRU, LSTM
+from regard.layers.scores import Additive, General
 from regard.models import zoo
-from regard.parts.cell import GRU, LSTM
-from regard.parts.score import Additive, General
-from regard.text.corpus import embedded_corpus
+from regard.training.optimizers import Constant
+from regard.training.settings import Training
 
 SMALL = zoo.transformer(32, 2, 4, inner=64, decoder_depth=1, dropout=0.0)
 
@@ -107,7 +108,7 @@ def test_marian_says_what_our_network_says(text):
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("other", [zoo.transformer(32, 1, 4, join=zoo.PreNorm()), zoo.gpt2(32, 1, 4)])
+@pytest.mark.parametrize("other", [zoo.transformer(32, 1, 4, join=PreNorm()), zoo.gpt2(32, 1, 4)])
 def test_a_model_that_marian_is_not_is_refused(text, other):
     pytest.importorskip("transformers")
     from bench.marian import as_marian

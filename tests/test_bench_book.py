@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from bench import book
+from regard.data.tokenize.train import Byte
+from regard.layers.lsh.masks import Ranks
+from regard.layers.positions import Axial
 from regard.models import zoo
-from regard.parts.meeting import Ranks
-from regard.parts.position import Axial
-from regard.text.vocabulary import Byte
 from tests.small import small
 
 TEXT = "It was on a hot evening early in July. " * 9

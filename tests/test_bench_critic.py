@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bench import critic
+from regard.config.recipe import read_recipe
 from regard.errors import InputError
+from regard.layers.positions import Rotary
 from regard.models import zoo
-from regard.parts.position import Rotary
-from regard.recipe import read_recipe
 
 TASK = critic.Task(width=16, depth=2, minutes=0.05)
 TEXT = "".join(f"It was on a hot evening early in July {number}.\n" for number in range(400))

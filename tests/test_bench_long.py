@@ -15,8 +15,8 @@ from bench import __main__ as command_line
 from bench import duplication, long
 from bench.long import GIB, Cost, Costs, Found, Kept, Limits, by_length, extended, measure, plot, sweep
 from bench.reformers import CHUNKS, FULL, LAYERS, LSH, MODELS, PLAIN, Case, work
+from regard.data.batching import IGNORE
 from regard.errors import InputError
-from regard.text.batch import IGNORE
 
 SMALL = Case(PLAIN, 128, depth=1, width=32, heads=2, window=16, threads=1)
 ALL = [*MODELS]

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from regard.cli import app
-from regard.learn.settings import Training
+from regard.config.recipe import read_recipe
+from regard.data.tokenize.train import Byte
+from regard.layers.lsh.attention import Ranks
 from regard.models import zoo
-from regard.parts.lsh import Ranks
-from regard.recipe import read_recipe
-from regard.text.vocabulary import Byte
-from tests.learn.runs import regard, write_recipe
+from regard.training.settings import Training
 from tests.small import kept, small
+from tests.training.runs import regard, write_recipe
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -11,8 +11,8 @@ SOURCE = Path(regard.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
 
-def test_no_file_is_longer_than_400_lines():
-    assert {str(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 400} == {}
+def test_no_file_is_longer_than_600_lines():
+    assert {str(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 600} == {}
 
 
 def test_nothing_unpickles_evaluates_or_starts_a_shell():
@@ -30,4 +30,4 @@ def test_nothing_unpickles_evaluates_or_starts_a_shell():
 
 def test_only_one_file_may_talk_to_other_processes():
     users = [path for path in FILES if "torch.distributed" in path.read_text()]
-    assert [path.relative_to(SOURCE).as_posix() for path in users] in ([], ["learn/parallel.py"])
+    assert [path.relative_to(SOURCE).as_posix() for path in users] in ([], ["training/distributed.py"])

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from regard.describe import to_toml
+from regard.config.recipe import describe_model, parse_recipe, read_recipe, zoo_functions
+from regard.config.recipes import builtin_recipes
+from regard.config.resume import difference
+from regard.data.tasks.translation import Translation
 from regard.errors import InputError
-from regard.fingerprint import difference
-from regard.learn.optimizer import AdamW, Cosine, InverseSquareRoot
+from regard.layers.join import PreNorm
+from regard.layers.scores import ReducedRank
 from regard.models import zoo
-from regard.parts.join import PreNorm
-from regard.parts.score import ReducedRank
-from regard.recipe import describe_model, parse_recipe, read_recipe, zoo_functions
-from regard.recipes import builtin_recipes
-from regard.text.problem import Translation
+from regard.schema import to_toml
+from regard.training.optimizers import AdamW, Cosine, InverseSquareRoot
 
 
 @pytest.mark.parametrize("name", builtin_recipes())

@@ -9,12 +9,12 @@ from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard.api import beside, load, steps
+    from regard.config.run import train
     from regard.models import zoo
-    from regard.run import train
 
 __all__ = ["__version__", "beside", "load", "steps", "train", "zoo"]
 
-_HOMES = {"beside": "api", "load": "api", "steps": "api", "train": "run"}
+_HOMES = {"beside": "api", "load": "api", "steps": "api", "train": "config.run"}
 
 
 def __getattr__(name: str) -> Any:

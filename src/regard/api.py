@@ -9,28 +9,25 @@ from typing import Any, Literal, overload
 
 import torch
 
-from regard.decode.ability import require_verb
-from regard.decode.alignment import Aligner, Links
-from regard.decode.choose import Options
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.alignment import Aligner, Head, Links, choose_heads, cross_heads
 from regard.decode.classify import Said, Text, classify
-from regard.decode.defaults import default_options
+from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import Filled, fill_masks, fill_spans
 from regard.decode.generate import Answer, Progress, extend, translate
-from regard.decode.heads import choose_heads
-from regard.decode.look import Head, cross_heads
+from regard.decode.inputs import require_verb
+from regard.decode.options import Options, default_options
 from regard.decode.score import Scored, score_hidden, score_pairs, score_texts
-from regard.decode.vectors import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
-from regard.show.microscope import Microscope, microscope
-from regard.show.pack import beside as beside
-from regard.show.steps import beam_tree
+from regard.show.generation import beam_tree
+from regard.show.lsh import Microscope, microscope
+from regard.show.payload import beside as beside
 from regard.show.trace import Seen, trace
 from regard.store.checkpoint import checkpoint_at, checkpoints, steps_found
-from regard.store.folder import Loaded, fill, read_folder
-from regard.store.loaded import LONGEST_TEXT
-from regard.text.tokenizer import Tokenizer
+from regard.store.folder import read_folder
+from regard.store.loading import LONGEST_TEXT, Loaded, fill
 
 _QUIET: Progress = lambda done: None  # noqa: E731
 

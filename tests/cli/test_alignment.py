@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import regard as package
+from regard.data.tokenize.train import Character, Word
 from regard.errors import DamagedFile, InputError
 from regard.models import zoo
 from regard.store.folder import unique_tensors, write_description, write_generation, write_weights
-from regard.text.vocabulary import Character, Word
 from tests.cli.test_cli import fed
-from tests.learn.runs import regard, write_recipe
+from tests.training.runs import regard, write_recipe
 
 
 @pytest.fixture(scope="module")

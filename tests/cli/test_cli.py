@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from regard.store.folder import read_description
-from tests.learn.runs import ENVIRONMENT, regard, terminate_at, write_recipe
+from tests.training.runs import ENVIRONMENT, regard, terminate_at, write_recipe
 
 
 @pytest.fixture(scope="module")

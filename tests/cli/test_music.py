@@ -8,8 +8,8 @@ from pathlib import Path
 import mido
 import pytest
 
-from regard.text.music import Chord, voices_of
-from tests.learn.runs import regard
+from regard.data.corpora.chorales import Chord, voices_of
+from tests.training.runs import regard
 
 RECIPE = """
 [model]

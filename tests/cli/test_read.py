@@ -19,12 +19,12 @@ import pytest
 
 from regard.api import load
 from regard.cli import run
+from regard.data.tokenize.train import WordPiece
+from regard.layers.positions import Learned
 from regard.models import zoo
-from regard.models.pooled import Label, Number, Tags
-from regard.parts.position import Learned
-from regard.text.vocabulary import WordPiece
-from tests.learn.runs import ENVIRONMENT
+from regard.models.readouts import Label, Number, Tags
 from tests.small import TEXTS, kept, small
+from tests.training.runs import ENVIRONMENT
 
 PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
 BERT = zoo.bert(16, 2, 2, longest=64)

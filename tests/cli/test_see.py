@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 
 from tests.laws.zoo import MODELS
-from tests.learn.runs import ENVIRONMENT, Life, regard, write_recipe
 from tests.small import kept, small
+from tests.training.runs import ENVIRONMENT, Life, regard, write_recipe
 
 
 @pytest.fixture(scope="module")

@@ -8,21 +8,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.decode.alignment import Aligner, links, moses, read_moses
-from regard.decode.choose import Options
+from regard.data.read.corpus import Corpus
+from regard.data.tasks.translation import Translation
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.train import Byte, Character, Word, WordPiece
+from regard.decode.alignment import (
+    Aligner,
+    attended,
+    candidates,
+    choose_heads,
+    cross_heads,
+    error_rate,
+    links,
+    moses,
+    read_moses,
+    telling,
+)
 from regard.decode.generate import Answer, translate
-from regard.decode.heads import candidates, choose_heads, error_rate, telling
-from regard.decode.look import attended, cross_heads
+from regard.decode.options import Options
 from regard.errors import InputError
+from regard.layers.join import PreNorm
+from regard.layers.positions import Learned
 from regard.models import zoo
 from regard.models.model import Network
-from regard.parts.join import PreNorm
-from regard.parts.position import Learned
 from regard.show.trace import trace
-from regard.text.corpus import Corpus
-from regard.text.problem import Translation
-from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import Byte, Character, Word, WordPiece
 from tests.laws.zoo import BEGIN, END, TRANSLATORS, build
 
 # Links, by hand.

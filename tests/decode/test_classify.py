@@ -10,14 +10,14 @@ import pytest
 import torch
 from tokenizers import normalizers
 
+from regard.data.read.corpus import Corpus
+from regard.data.tasks.classification import Labels
+from regard.data.tasks.tagging import Tagging
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.classify import UNSAID, Labelled, Numbered, Tagged
 from regard.errors import InputError
 from regard.models import zoo
-from regard.models.pooled import Label, Last, Number, Tags
-from regard.text.corpus import Corpus
-from regard.text.labelled import Labels
-from regard.text.tagging import Tagging
-from regard.text.tokenizer import Tokenizer
+from regard.models.readouts import Label, Last, Number, Tags
 from tests.small import TEXTS, WORDS, small
 
 BERT = zoo.bert(16, 2, 2, longest=64)

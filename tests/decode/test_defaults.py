@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from regard.decode.choose import Options
-from regard.decode.defaults import default_options
+from regard.decode.options import Options, default_options
 from regard.models import zoo
 from tests.small import TEXTS, small
 

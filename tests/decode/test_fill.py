@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.train import BPE, Byte, Character, Word, WordPiece
 from regard.decode.fill import Choice, Gaps, _spans
 from regard.errors import InputError
 from regard.models import zoo
-from regard.text.tokenizer import Roles, Tokenizer
-from regard.text.vocabulary import BPE, Byte, Character, Word, WordPiece
 from tests.small import TEXTS, WORDS, small
 
 BERT = zoo.bert(16, 2, 2, longest=64)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.decode.choose import Options
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.train import Character
 from regard.decode.generate import before_stop, extend, translate
+from regard.decode.options import Options
 from regard.errors import InputError
+from regard.layers.positions import Learned
 from regard.models.model import Network
-from regard.models.zoo import gpt2, transformer
-from regard.parts.position import Learned
-from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import Character
+from regard.models.zoo.gpt2 import gpt2
+from regard.models.zoo.transformer import transformer
 
 LETTERS = Character().train(["abcdefghij "])
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.train import Byte, Character
 from regard.decode import score as module
 from regard.errors import InputError
+from regard.layers.positions import Learned
 from regard.models import zoo
-from regard.models.readout import BothWays
-from regard.parts.position import Learned
-from regard.text.tokenizer import Roles, Tokenizer
-from regard.text.vocabulary import Byte, Character
+from regard.models.readouts import BothWays
 from tests.small import TEXTS, WORDS, small
 
 READER = zoo.gpt2(16, 2, 2, position=Learned(64))

@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from regard.decode import search as module
-from regard.decode.choose import Options
-from regard.decode.pool import Hypothesis
-from regard.decode.search import search
+from regard.decode.options import Options
+from regard.decode.search import Hypothesis, search
 from regard.errors import InputError
-from regard.models.model import Model, Network
-from regard.models.readout import Vocabulary
-from regard.models.stack import Stack
-from regard.parts.contract import Context, Record, Source
-from regard.parts.embed import Embed
-from regard.parts.feedforward import FeedForward
-from regard.parts.join import PreNorm
-from regard.parts.position import Learned
+from regard.layers.contract import Context, Source
+from regard.layers.embedding import Embed
+from regard.layers.feedforward import FeedForward
+from regard.layers.join import PreNorm
+from regard.layers.positions import Learned
+from regard.layers.record import Record
+from regard.models.model import Model, Network, Stack
+from regard.models.readouts import Vocabulary
 from tests.laws.zoo import BEGIN, END, SPEAKERS, VOCABULARY, build
 
 SOURCE_LENGTHS = [9, 2, 6, 7]

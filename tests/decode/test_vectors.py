@@ -13,7 +13,7 @@ from regard.api import LoadedModel
 from regard.errors import InputError
 from regard.models import zoo
 from regard.models.model import Model
-from regard.models.pooled import First, Vector
+from regard.models.readouts import First, Vector
 from tests.small import TEXTS, WORDS, small
 
 DESCRIPTIONS = {

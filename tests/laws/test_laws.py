@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.judge.laws import LAWS, Law
-from regard.judge.probe import Probe
+from regard.evaluation.laws import LAWS, Law, Probe
+from regard.layers.contract import Change
 from regard.models.model import Network
-from regard.parts.contract import Change
 from tests.laws.zoo import ENCODERS, END, MODELS, TRANSLATORS, VOCABULARY, build
 
 # A tenth of what `regard check` allows: these models are small.

@@ -6,23 +6,21 @@ from dataclasses import replace
 
 import torch
 
+from regard.layers.attention import SelfAttention
+from regard.layers.attention_decoder import Attentive
+from regard.layers.embedding import Embed
+from regard.layers.feedforward import FeedForward
+from regard.layers.join import PreNorm, Replace
+from regard.layers.linear import RMSNorm
+from regard.layers.lsh.masks import Ranks
+from regard.layers.patterns import LocalM, LocalP, Look, Window
+from regard.layers.positions import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
+from regard.layers.recurrent import GRU, LSTM, RNN, Averaged
+from regard.layers.reversible import Reversible
+from regard.layers.scores import Additive, Dot, General, ReducedRank, Uniform
 from regard.models import zoo
-from regard.models.model import Model, Network
-from regard.models.pooled import Label, Last, Mean, Most, Number, Tags, Vector
-from regard.models.stack import Stack
-from regard.parts.attention import SelfAttention
-from regard.parts.attentive import Attentive
-from regard.parts.cell import GRU, LSTM, RNN
-from regard.parts.embed import Embed
-from regard.parts.feedforward import FeedForward
-from regard.parts.join import PreNorm, Replace, RMSNorm
-from regard.parts.meeting import Ranks
-from regard.parts.mix import Mix
-from regard.parts.pattern import LocalM, LocalP, Look, Window
-from regard.parts.position import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
-from regard.parts.recurrent import Averaged
-from regard.parts.reversible import Reversible
-from regard.parts.score import Additive, Dot, General, ReducedRank, Uniform
+from regard.models.model import Model, Network, Stack
+from regard.models.readouts import Label, Last, Mean, Mix, Most, Number, Tags, Vector
 
 VOCABULARY = 40
 WIDTH = 24

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.describe import from_plain, to_plain
 from regard.errors import InputError
+from regard.layers.character_cnn import Spelled
+from regard.layers.embedding import Embed
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.parts.embed import Embed
-from regard.parts.spelling import Spelled
+from regard.schema import from_plain, to_plain
 
 SMALL = Spelled(characters=12, inner=4, filters=((1, 8), (2, 8), (3, 8)), highways=1, letters=6)
 WORDS = 20

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.models import readout
-from regard.models.readout import SummedCrossEntropy, Vocabulary
+from regard.models import readouts as readout
+from regard.models.readouts import SummedCrossEntropy, Vocabulary
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.7])

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.describe import from_plain, to_plain
 from regard.errors import InputError
+from regard.layers.feedforward import FeedForward
+from regard.layers.join import PostNorm
+from regard.layers.positions import Concatenated, Sinusoid
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.parts.feedforward import FeedForward
-from regard.parts.join import PostNorm
-from regard.parts.position import Concatenated, Sinusoid
+from regard.schema import from_plain, to_plain
 from tests.laws.zoo import MODELS
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from regard.store.folder import read_folder
-from regard.store.loaded import Loaded
+from regard.store.loading import Loaded
 
 VOCABULARY = 40
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.parts.contract import Record
+from regard.layers.record import Record
 from tests.parity import zoo
 from tests.parity.folders import close, ours, rows, saved, shaken
 

@@ -17,17 +17,17 @@ import transformers as t
 from torch import Tensor
 
 from regard.api import load
-from regard.decode.choose import Options
 from regard.decode.generate import Request, answer
+from regard.decode.options import Options
 from regard.errors import InputError, Note
+from regard.layers.contract import Context
+from regard.layers.lsh.masks import Chunks, Ranks
+from regard.layers.positions import Axial, Learned
+from regard.layers.record import Record
+from regard.layers.reversible import Reversible
 from regard.models import zoo
-from regard.models.pooled import Mean, Tags, Vector
-from regard.models.readout import Vocabulary
-from regard.parts.contract import Context, Record
-from regard.parts.meeting import Chunks, Ranks
-from regard.parts.position import Axial, Learned
-from regard.parts.reversible import Reversible
-from regard.store.hub import write_hub
+from regard.models.readouts import Mean, Tags, Vector, Vocabulary
+from regard.store.huggingface.folder import write_hub
 from tests.parity.folders import close, ours, saved, shaken
 from tests.parity.test_writing import trained
 from tests.store.published import edit

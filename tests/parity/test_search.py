@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from regard.api import LoadedModel
-from regard.decode.choose import Options
 from regard.decode.generate import Request, answer
+from regard.decode.options import Options
 from tests.parity import zoo
 from tests.parity.folders import ours, rows, saved, shaken
 

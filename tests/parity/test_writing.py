@@ -12,19 +12,20 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
-from regard.decode.frames import inputs_of
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.train import BPE, Character
+from regard.decode.inputs import inputs_of
 from regard.errors import InputError
+from regard.layers.join import PreNorm
+from regard.layers.linear import LayerNorm
+from regard.layers.positions import Learned, RelativeBias, Rotary
+from regard.layers.scores import Additive
 from regard.models import zoo as models
 from regard.models.model import Model
-from regard.models.pooled import First, Label, Last, Mean, Most, Number, Tags, Vector
-from regard.parts.join import LayerNorm, PreNorm
-from regard.parts.position import Learned, RelativeBias, Rotary
-from regard.parts.score import Additive
+from regard.models.readouts import First, Label, Last, Mean, Most, Number, Tags, Vector
 from regard.store.folder import unique_tensors
-from regard.store.hub import write_hub
-from regard.store.loaded import Loaded
-from regard.text.tokenizer import Tokenizer
-from regard.text.vocabulary import BPE, Character
+from regard.store.huggingface.folder import write_hub
+from regard.store.loading import Loaded
 from tests.parity import zoo
 from tests.parity.folders import close, ours, rows, saved, shaken
 

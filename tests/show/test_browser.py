@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.api import LoadedModel, beside
+from regard.data.tasks.masked_lm import ordinary_tokens
+from regard.layers.contract import Change
 from regard.models import zoo
-from regard.parts.contract import Change
-from regard.show.pack import packed
 from regard.show.page import page
-from regard.show.places import positions
+from regard.show.payload import packed
+from regard.show.positions import positions
 from regard.show.trace import Seen
-from regard.text.masking import ordinary_tokens
 from tests.laws.zoo import MODELS
 from tests.small import small
 

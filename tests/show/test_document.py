@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.show.document import document, escaped, heatmap, overview
+from regard.show.html import document, escaped, heatmap, overview
 
 HOSTILE = [
     "</text></svg><script>alert(1)</script>",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from regard.models import zoo
-from regard.show.pack import beside, packed
 from regard.show.page import page
+from regard.show.payload import beside, packed
 from tests.laws.zoo import MODELS, SMALL
 from tests.small import small
 

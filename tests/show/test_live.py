@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 
 from regard.errors import InputError
-from regard.parts.contract import Change
-from regard.show.live import Live
-from regard.show.pack import Shown, beside
+from regard.layers.contract import Change
+from regard.show.payload import Shown, beside
+from regard.show.server import Live
 from tests.laws.zoo import MODELS
 from tests.small import small
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from regard.api import LoadedModel, load
+from regard.layers.positions import Rotary
 from regard.models import zoo
-from regard.parts.position import Rotary
-from regard.show.off import without
+from regard.show.ablation import without
 from tests.laws.zoo import MODELS
-from tests.learn.runs import Life
 from tests.small import kept, small
+from tests.training.runs import Life
 
 from .browser import opened
 

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.layers.attention import split_heads
+from regard.layers.contract import Context
+from regard.layers.lsh.attention import Chunks, LSHAttention, LSHAttentionLayer, Ranks, Whole
+from regard.layers.positions import Learned
+from regard.layers.record import Record
 from regard.models import zoo
-from regard.parts.attention import split_heads
-from regard.parts.contract import Context, Record
-from regard.parts.lsh import Chunks, LSHAttention, LSHAttentionLayer, Ranks, Whole
-from regard.parts.position import Learned
-from regard.show import microscope as module
-from regard.show.microscope import caught, hashing_layers, met, sample
+from regard.show import lsh as module
+from regard.show.lsh import caught, hashing_layers, met, sample
 from tests.small import small
 
 TEXT = "the cat sat on the mat and the dog ran in the park " * 4

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.data.tasks.masked_lm import ordinary_tokens
+from regard.data.tokenize.train import BPE
 from regard.models import zoo
-from regard.show import near
-from regard.show.near import nearest
-from regard.text.masking import ordinary_tokens
-from regard.text.vocabulary import BPE
+from regard.show import neighbours as near
+from regard.show.neighbours import nearest
 from tests.laws.zoo import MODELS
 from tests.small import TEXTS, WORDS, small
 

@@ -11,12 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from regard.api import LoadedModel
-from regard.decode.choose import Options
+from regard.decode.options import Options
 from regard.errors import InputError
+from regard.layers.contract import Change
+from regard.layers.record import Record
 from regard.models import zoo
 from regard.models.model import Network
-from regard.parts.contract import Change, Record
-from regard.show.off import ablations, heads_of, without
+from regard.show.ablation import ablations, heads_of, without
 from regard.show.trace import read_once
 from tests.laws.zoo import ENCODERS, LANGUAGE_MODELS, MODELS, TRANSLATORS
 from tests.small import WORDS, small

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.layers.lsh.masks import Ranks
+from regard.layers.scores import Additive
 from regard.models import zoo
 from regard.models.model import Model
-from regard.parts.meeting import Ranks
-from regard.parts.score import Additive
-from regard.show import pack as module
-from regard.show import sight
-from regard.show.pack import Pack, about, beside, look_payload, packed
+from regard.show import collect as sight
+from regard.show import payload as module
+from regard.show.payload import Pack, about, beside, look_payload, packed
 from regard.show.trace import Seen
 from tests.small import TEXTS, small
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from regard.layers.embedding import Embed
+from regard.layers.positions import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.models import zoo
 from regard.models.model import Network
-from regard.parts.embed import Embed
-from regard.parts.position import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
-from regard.show.places import positions
+from regard.show.positions import positions
 from tests.laws.zoo import MODELS, SMALL, WIDTH, build
 
 

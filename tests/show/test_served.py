@@ -11,7 +11,7 @@ import pytest
 
 from regard.errors import InputError
 from regard.models import zoo
-from regard.show.live import Live
+from regard.show.server import Live
 from tests.small import TEXTS, small
 
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from regard.api import LoadedModel
-from regard.decode.choose import Options
+from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.decode.options import Options
 from regard.errors import InputError
+from regard.layers.character_cnn import Spelled
+from regard.layers.contract import Context
+from regard.layers.positions import Rotary
 from regard.models import zoo
-from regard.models.readout import Vocabulary
-from regard.parts.contract import Context
-from regard.parts.position import Rotary
-from regard.parts.spelling import Spelled
-from regard.show import steps
-from regard.show.steps import beam_tree, generation
+from regard.models.readouts import Vocabulary
+from regard.show import generation as steps
+from regard.show.generation import beam_tree, generation
 from regard.show.trace import read_once
-from regard.text.tokenizer import Roles, Tokenizer
 from tests.laws.zoo import ENCODERS, LANGUAGE_MODELS, MODELS, SPEAKERS, TRANSLATORS
 from tests.small import WORDS, small
 

@@ -9,19 +9,19 @@ import torch
 from torch import Tensor
 
 from regard.api import LoadedModel
+from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.train import BPE, WordPiece
 from regard.errors import InputError
+from regard.layers.contract import Context
+from regard.layers.lsh.masks import Ranks
+from regard.layers.record import Record
 from regard.models import zoo
-from regard.parts.contract import Context, Record
-from regard.parts.meeting import Ranks
-from regard.show import sight
-from regard.show.sight import Reading, Sight
-from regard.show.summary import weightiest
+from regard.show import collect as sight
+from regard.show.collect import Reading, Sight
+from regard.show.summary import Side, side_of, weightiest
 from regard.show.trace import Seen
-from regard.show.words import Side, side_of
-from regard.text.tokenizer import Roles, Tokenizer
-from regard.text.vocabulary import BPE, WordPiece
 from tests.laws import zoo as laws
-from tests.parts.test_recording import Kept, Largest, everything, given
+from tests.layers.test_recording import Kept, Largest, everything, given
 from tests.small import TEXTS, WORDS, small
 
 TEXT = "The cat sat on the mat."

@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 import regard
+from regard.data.tokenize.characters import spell_texts
 from regard.errors import DamagedFile, InputError, RegardError
 from regard.models.model import Model, Network
 from regard.store.elmo import read_elmo, write_elmo
-from regard.store.folder import fill
-from regard.text.spelled import spell_texts
+from regard.store.loading import fill
 
 Array = NDArray[Any]
 TEXTS = [["Deep", "größte", "words", "x" * 60, "."], [], ["One", "word"]]

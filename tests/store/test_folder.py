@@ -14,10 +14,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
+from regard.data.read.corpus import Corpus
+from regard.data.tokenize.train import Character, train_tokenizers
 from regard.errors import DamagedFile, InputError
 from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
-from regard.text.corpus import Corpus
-from regard.text.vocabulary import Character, train_tokenizers
 from tests.laws.zoo import MODELS
 
 TEXT = Corpus(["abc def ghi", "jkl mno"], ["pqr stu", "vwx yz."], ("text",))

@@ -20,7 +20,7 @@ from transformers import MarianMTModel
 import regard
 from regard.cli import run
 from regard.errors import DamagedFile, InputError
-from regard.store.exchange import convert
+from regard.store.convert import convert
 from regard.store.folder import read_folder, unique_tensors
 from tests.parity import zoo
 from tests.parity.folders import CPU, ours, saved, shaken

@@ -10,7 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 
 import regard
 from regard.errors import Note
-from regard.store.exchange import convert
+from regard.store.convert import convert
 
 
 def test_a_language_model_goes_on_in_numbers(tmp_path: Path):

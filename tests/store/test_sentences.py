@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import regard
 from regard.errors import Note
-from regard.store.exchange import convert
+from regard.store.convert import convert
 from tests.parity import zoo
 from tests.parity.folders import ours, saved, shaken
 from tests.store.published import copied, edit, said

@@ -12,12 +12,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, GPT2Tokenizer, MarianTokenizer, RobertaTokenizer, T5Tokenizer
 
+from regard.data.tokenize.encode import Frame, rows_of
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import DamagedFile, InputError
-from regard.store.wording import write_published
-from regard.store.words import read_published
-from regard.text.encode import rows_of
-from regard.text.frame import Frame
-from regard.text.tokenizer import Tokenizer
+from regard.store.huggingface.tokenizers import read_published, write_published
 
 LINES = [
     "The early bird catches the worm, they said in 1848.",

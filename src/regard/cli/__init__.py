@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import exchange, judge, learn, read, see, speak
+from regard.cli import evaluate, read, show, train, translate
 from regard.errors import Note, RegardError
 from regard.version import __version__
 
@@ -26,20 +26,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(learn.train)
-app.command()(learn.init)
-app.command()(learn.plan)
-app.command()(speak.translate)
-app.command()(speak.generate)
+app.command()(train.train)
+app.command()(train.init)
+app.command()(train.plan)
+app.command()(translate.translate)
+app.command()(translate.generate)
 app.command()(read.fill)
 app.command()(read.embed)
 app.command()(read.classify)
 app.command()(read.score)
-app.command()(see.show)
-app.command()(judge.evaluate)
-app.command()(judge.compare)
-app.command()(judge.check)
-app.command()(exchange.convert)
+app.command()(show.show)
+app.command()(evaluate.evaluate)
+app.command()(evaluate.compare)
+app.command()(evaluate.check)
+app.command()(train.convert)
 
 
 def _version(wanted: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.common import (
+from regard.cli.options import (
     Device,
     ModelFolder,
     Threads,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from regard.decode.classify import Said
     from regard.decode.fill import Choice, Filled
     from regard.decode.score import Scored
+
 
 Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
 Row = dict[str, Any]
@@ -185,7 +186,7 @@ def learnt_pairs(folder: Path) -> bool:
     recipe = folder / "recipe.toml"
     if not recipe.is_file():
         return False
-    from regard.recipe import read_recipe
+    from regard.config.recipe import read_recipe
 
     return len(read_recipe(recipe).text.fields or ()) > 2
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.decode.frames import readings
+from regard.data.tokenize.tokenizer import Tokenizer, cut_words, word_numbers
 from regard.decode.generate import Progress
+from regard.decode.inputs import readings
 from regard.errors import InputError
 from regard.models.model import Network
-from regard.text.tokenizer import Tokenizer
-from regard.text.words import cut_words, word_numbers
 
 UNSAID = "_"  # of a word without a token, such as a control character that the tokenizer leaves out
 

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.decode.choose import Options
-from regard.decode.frames import readings
+from regard.data.tasks.masked_lm import ordinary_tokens
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import Progress, Request, answer, require_room, room
-from regard.decode.pool import Hypothesis
+from regard.decode.inputs import readings
+from regard.decode.options import Options
 from regard.decode.score import forced
+from regard.decode.search import Hypothesis
 from regard.errors import InputError
 from regard.models.model import Network
-from regard.text.masking import ordinary_tokens
-from regard.text.tokenizer import Tokenizer
 
 _MASKS = ("[MASK]", "<mask>")
 

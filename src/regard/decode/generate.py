@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard import catalogue
-from regard.decode.choose import Options
-from regard.decode.pool import Hypothesis
-from regard.decode.search import Watch, search
+from regard import messages
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.options import Options
+from regard.decode.search import Hypothesis, Watch, search
 from regard.errors import InputError
+from regard.layers.contract import Change, Context, Source
 from regard.models.model import Network
-from regard.parts.contract import Change, Context, Source
-from regard.text.tokenizer import Tokenizer
 
 _ROWS = 128
 _TOKENS = 16_384
@@ -193,7 +192,7 @@ def before_stop(text: str, start: int, stops: tuple[str, ...]) -> str:
 def require_room(network: Network, tokens: int, what: str) -> None:
     """Refuse a text that the model cannot read at once."""
     if network.longest is not None and tokens > network.longest:
-        raise catalogue.TOO_LONG(what=what, tokens=tokens, longest=network.longest)
+        raise messages.TOO_LONG(what=what, tokens=tokens, longest=network.longest)
 
 
 def room(network: Network, limit: int, used: int) -> int:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.decode.frames import Tokens, inputs_of, length_of
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import Progress, Request, batches, by_length, padded, require_room
+from regard.decode.inputs import Tokens, inputs_of, length_of
 from regard.models.model import Network
-from regard.text.tokenizer import Tokenizer
 
 _NUMBERS = 1 << 24  # logits held at once
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from regard.data.corpora.chorales import VOICES, voices_of
 from regard.store.files import write_file
-from regard.text.music import VOICES, voices_of
 
 _TICKS = 480  # a quarter note
 _TEMPO = 72  # quarter notes a minute

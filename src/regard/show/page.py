@@ -11,7 +11,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from regard.show.document import document, escaped, hashed
+from regard.show.html import document, escaped, hashed
 
 _ENTRY = "main"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)

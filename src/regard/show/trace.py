@@ -11,18 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import links, moses
-from regard.decode.choose import Options
 from regard.decode.fill import encode_masked, encode_spans
-from regard.decode.frames import as_read, row_of
+from regard.decode.inputs import as_read, row_of
+from regard.decode.options import Options
 from regard.errors import InputError
 from regard.models.model import Network
-from regard.show.off import heads_of
-from regard.show.pack import Shown
-from regard.show.sight import Layer, Reading, Shape
-from regard.show.summary import by_words, measured, rollout
-from regard.show.words import Side, side_of
-from regard.text.tokenizer import Tokenizer
+from regard.show.ablation import heads_of
+from regard.show.collect import Layer, Reading, Shape
+from regard.show.payload import Shown
+from regard.show.summary import Side, by_words, measured, rollout, side_of
 
 Kind = Literal["encoder", "decoder", "cross"]
 """Which layers: the encoder's among themselves, the decoder's among themselves, or those over the source."""

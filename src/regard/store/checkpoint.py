@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard import catalogue
+from regard import messages
 from regard.errors import DamagedFile, InputError
 from regard.store.files import (
     disk_trouble,
@@ -32,6 +32,8 @@ from regard.store.files import (
 )
 
 FORMAT = 2
+
+
 _NEW, _OLD = ".tmp-", ".old-"  # names before and after the one that counts
 
 
@@ -145,11 +147,11 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint |
         fault = verify(folder / f"step-{step}")
         if fault is None:
             for earlier in faults:
-                warn(catalogue.DAMAGED_CHECKPOINT(fault=earlier, step=step))
+                warn(messages.DAMAGED_CHECKPOINT(fault=earlier, step=step))
             return Checkpoint(folder / f"step-{step}", step)
         faults.append(f"step-{step}/{fault}")
     if faults:
-        raise catalogue.NO_CHECKPOINT(folder=folder, count=len(faults), fault=faults[0])
+        raise messages.NO_CHECKPOINT(folder=folder, count=len(faults), fault=faults[0])
     return None
 
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from regard import catalogue
+from regard import messages
 from regard.errors import DamagedFile, InputError, RunFailed
 
 _POINTER = b"version https://git-lfs"
@@ -70,7 +70,7 @@ def disk_trouble(path: Path, needed: int) -> Iterator[None]:
         yield
     except OSError as error:
         room, remedy = _room(path, needed, error)
-        raise catalogue.DISK_FULL(path=path, why=error.strerror or error, room=room, remedy=remedy) from error
+        raise messages.DISK_FULL(path=path, why=error.strerror or error, room=room, remedy=remedy) from error
 
 
 def _room(path: Path, needed: int, error: OSError) -> tuple[str, str]:
@@ -119,7 +119,7 @@ def _require_seal(path: Path) -> None:
         while piece := file.read(1 << 20):
             digest.update(piece)
     if digest.hexdigest().encode() != header[start:end]:
-        raise catalogue.DAMAGED_WEIGHTS(path=path, why="it fails its checksum")
+        raise messages.DAMAGED_WEIGHTS(path=path, why="it fails its checksum")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -130,7 +130,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             _require_seal(path)
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, KeyError) as error:
-        raise catalogue.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
+        raise messages.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -140,7 +140,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
-        raise catalogue.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
+        raise messages.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:

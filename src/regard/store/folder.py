@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard import catalogue
-from regard.describe import from_plain, to_plain
+from regard import messages
+from regard.data.tokenize.tokenizer import Roles, Tokenizer
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
+from regard.schema import from_plain, to_plain
+from regard.store.download import located
 from regard.store.elmo import is_elmo, load_elmo
-from regard.store.fetch import located
 from regard.store.files import (
     json_bytes,
     read_bounded,
@@ -26,12 +27,11 @@ from regard.store.files import (
     unwatched,
     write_file,
 )
-from regard.store.hub import read_hub
-from regard.store.loaded import LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, refuse_pickles, require_finite
-from regard.store.loaded import Loaded as Loaded
-from regard.store.loaded import fill as fill
-from regard.store.speaking import require_tokens
-from regard.text.tokenizer import Roles, Tokenizer
+from regard.store.generation_config import require_tokens
+from regard.store.huggingface.folder import read_hub
+from regard.store.loading import LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, refuse_pickles, require_finite
+from regard.store.loading import Loaded as Loaded
+from regard.store.loading import fill as fill
 from regard.version import __version__
 
 
@@ -133,16 +133,14 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
     found = read_shapes(folder / WEIGHTS)
     for name, shape in expected.items():
         if name not in found:
-            raise catalogue.CONFIG_AND_WEIGHTS(
-                what=f"{WEIGHTS} lacks {name}, which config.json asks for", folder=folder
-            )
+            raise messages.CONFIG_AND_WEIGHTS(what=f"{WEIGHTS} lacks {name}, which config.json asks for", folder=folder)
         if found[name] != shape:
             what = f"{name} is {found[name]} in {WEIGHTS}, config.json says {shape}"
-            raise catalogue.CONFIG_AND_WEIGHTS(what=what, folder=folder)
+            raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
         what = f"{WEIGHTS} holds {unknown[0]}, which config.json knows nothing of"
-        raise catalogue.CONFIG_AND_WEIGHTS(what=what, folder=folder)
+        raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
 
 
 def _generation(path: Path, network: Network) -> dict[str, Any]:
@@ -189,7 +187,7 @@ def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tok
     known = vocabularies[1] or vocabularies[0], vocabularies[0]
     for tokenizer, size, name in zip(made, known, ("tokenizer.json", "target_tokenizer.json")):
         if tokenizer is not None and tokenizer.vocabulary > size:
-            raise catalogue.FOREIGN_TOKENIZER(path=folder / name, found=tokenizer.vocabulary, known=size)
+            raise messages.FOREIGN_TOKENIZER(path=folder / name, found=tokenizer.vocabulary, known=size)
         if tokenizer is not None and tokenizer.roles is not None:
             _require_tokens(tokenizer.roles, size, vocabularies[0], folder)
     return made

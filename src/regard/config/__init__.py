@@ -1,0 +1,1 @@
+"""Recipes, and how a recipe becomes a run."""

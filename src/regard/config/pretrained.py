@@ -1,0 +1,186 @@
+"""What a run begins with: the model that answers its problem, from nothing or from one that has learnt before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from regard.config.recipe import Init
+from regard.data.read.corpus import Corpus
+from regard.data.tasks import Problem
+from regard.data.tasks.bidirectional_lm import BothWays
+from regard.data.tasks.classification import Labels, Scores
+from regard.data.tasks.contrastive import Contrast
+from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.masked_lm import Masked
+from regard.data.tasks.span_corruption import Spans
+from regard.data.tasks.tagging import Tagging
+from regard.data.tasks.translation import Translation
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.errors import InputError
+from regard.layers.embedding import Embed
+from regard.layers.feedforward import Activation
+from regard.layers.positions import Axial, Learned
+from regard.models.model import Model, Network, Readout
+from regard.models.readouts import NEXT_SENTENCE, First, Label, Last, Mix, Number, Pool, Tags, Vector
+from regard.schema import kind_of
+from regard.store.folder import read_folder
+from regard.store.loading import Loaded
+
+Tokenizers = tuple[Tokenizer, Tokenizer | None]
+
+_PLACES = ("embed.position.weight", "embed.position.rows")  # what has a row for each position, or for some
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A model that has learnt before, and what is to become of it."""
+
+    loaded: Loaded
+    init: Init
+
+    @cached_property
+    def tokenizers(self) -> Tokenizers:
+        """The model's own, grown by new words."""
+        first, second = self.loaded.tokenizers
+        return first.extended(self.init.words) if self.init.words else first, second
+
+    @cached_property
+    def model(self) -> Model:
+        """What the model is, with as many positions as it is to have."""
+        model, longest = self.loaded.network.description, self.init.longest
+        return model if longest is None else _grown(model, longest)
+
+    def network(self, model: Model) -> Network:
+        """A network that begins with the weights this one has learnt, wherever it has the same parts."""
+        old, (tokenizer, second) = self.loaded.network, self.tokenizers
+        network = model.build(max(old.vocabulary, (second or tokenizer).vocabulary), old.source_vocabulary)
+        known = {
+            name: tensor
+            for name, tensor in old.named_parameters()
+            if _kept(name, self.loaded.network.description, model)
+        }
+        tables = {id(table) for table in _word_tables(network)}
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                if name in known and (known[name].shape == parameter.shape or id(parameter) in tables):
+                    parameter[: len(known[name])] = known[name]
+                elif name in known and name.endswith(_PLACES) and known[name].shape[1:] == parameter.shape[1:]:
+                    # A new place begins as the mean of the old ones.
+                    parameter[: len(known[name])] = known[name]
+                    parameter[len(known[name]) :] = known[name].mean(dim=0)
+            for word in self.init.words:
+                # A new word begins as the mean of the tokens it was cut into before.
+                number, parts = tokenizer.encode(word)[0], self.loaded.tokenizers[0].encode(word)
+                for table in _word_tables(network):
+                    table[number] = table[parts].mean(dim=0)
+        return network
+
+
+def _grown(model: Model, longest: int) -> Model:
+    """The model with positions for so many tokens."""
+    match model.embed:
+        case Embed(position=Learned() | Axial() as position) as embed:
+            if longest >= position.longest:
+                return replace(model, embed=replace(embed, position=position.grown(longest)))
+            raise InputError(
+                f"longest = {longest:,} is less than the {position.longest:,} tokens that this model reads already "
+                "(model.longest). Use more, or leave it out."
+            )
+    raise InputError("this model has no learnt positions that could grow (model.longest). Leave it out.")
+
+
+def _kept(name: str, old: Model, new: Model) -> bool:
+    """Whether a parameter means the same in both: of a readout that says something else, only what stands before it."""
+    part, _, rest = name.partition(".")
+    if part not in ("readout", "aside"):
+        return True
+    before, after = getattr(old, part), getattr(new, part)
+    if _answer(before) == _answer(after):
+        return True
+    return rest.startswith("inner.") and getattr(before, "inner", None) == getattr(after, "inner", 0)
+
+
+def _answer(readout: Readout | None) -> object:
+    """What a readout says, whatever it is made of."""
+    return readout and (type(readout), getattr(readout, "names", ()))
+
+
+def read_beginning(init: Init) -> Beginning:
+    """The model that a run begins with."""
+    found = read_folder(Path(init.init), torch.device("cpu"))
+    if init.words and found.tokenizers[1] is not None:
+        raise InputError("words can be added to a model with one vocabulary only (model.words). Leave them out.")
+    return Beginning(found, init)
+
+
+def default_problem(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Problem:
+    """What a model of this shape learns of a corpus when nothing is said."""
+    if corpus.targets is not None:
+        return Translation() if model.decoder is not None else Labels()
+    if model.encoder is None:
+        return NextToken()
+    if model.decoder is not None and sentinels:
+        return Spans()
+    if model.decoder is not None:
+        raise InputError(
+            f'{corpus.names[0]} has one side, which "{name}" does not learn (model.name). Try model.name = "gpt2", or '
+            "learn spans: text.tokenizer.sentinels = 100."
+        )
+    return BothWays() if model.readout.sides == BothWays.sides else Masked()
+
+
+def answering(model: Model, problem: Problem, pool: Pool | None = None) -> Model:
+    """The model with the readout that a problem asks for; of two stacks, answers for whole texts need the first."""
+    own = pool or (Last() if model.encoder is None else First())
+    inner: Activation | None = None if model.encoder is None else "tanh"
+    stack = model.encoder or model.decoder
+    dropout = stack.dropout if stack else 0.0
+    readout: Readout
+    match problem:
+        case Labels():
+            readout = Label(problem.names, own, inner, dropout)
+        case Scores():
+            readout = Number(own, inner, dropout)
+        case Tagging():
+            readout = Tags(problem.names, dropout)
+        case Contrast():
+            readout = Vector() if pool is None else Vector(pool)
+        case Masked(next_sentence=True):
+            # One answer counts as much as all the words of its text.
+            aside = model.aside if isinstance(model.aside, Label) else Label(NEXT_SENTENCE, dropout=dropout)
+            return replace(model, aside=replace(aside, weight=problem.share * problem.length))
+        case _:
+            return replace(model, aside=None)
+    mix = Mix() if model.readout.sides > 1 else model.mix
+    decoder = model.decoder if model.encoder is None else None
+    return replace(model, decoder=decoder, readout=readout, aside=None, mix=mix)
+
+
+def require_shape(model: Model, problem: Problem, name: str, *, where: str = "model.name") -> None:
+    """Refuse a problem that a model of this shape cannot learn."""
+    if problem.stacks is None:
+        return
+    if model.readout.says != "words":
+        raise InputError(
+            f'"{name}" says {model.readout.says}, not words ({where}). Begin with a model that says words, or choose '
+            "another text.problem."
+        )
+    if (
+        model.encoder is not None,
+        model.decoder is not None,
+    ) == problem.stacks and model.readout.sides == problem.sides:
+        return
+    kind = kind_of(type(problem)).replace("_", " ")
+    other = f'Try model.name = "{problem.like}"' if where == "model.name" else f"Begin with a {problem.like}"
+    raise InputError(f'"{name}" does not learn this text as {kind} ({where}). {other}, or choose another text.problem.')
+
+
+def _word_tables(network: Network) -> list[Tensor]:
+    """The tensors that have a row for each word."""
+    named = network.named_parameters()
+    return [tensor for name, tensor in named if name.endswith(("embed.table.weight", "words.weight", "words.bias"))]

@@ -1,0 +1,1 @@
+"""Files become texts, checked and counted."""

@@ -1,0 +1,321 @@
+"""Whether the lines of two files still belong together, told from their lengths alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from regard import messages
+from regard.data.corpora.chorales import is_music, read_chorales, text_of, transposed
+from regard.data.read.cache import Cache, digest_of
+from regard.data.read.files import Reading
+from regard.data.read.formats import open_sides
+from regard.data.read.texts import Chained, bad_texts, prefixed, side_digest, sizes_of
+from regard.errors import InputError, suggest
+
+_LAGS = (-2, -1, 1, 2)
+_SURE = 7.0  # standard deviations; chance alone reaches about 5 in ten thousand lines
+_RELATED = 0.3  # below this correlation lengths say nothing about pairs
+_ENOUGH = 30  # lines
+_BETTER = 0.1  # how much better moved lines must agree
+_BLOCK = 100_000
+_SAMPLED = 100_000
+
+Lengths = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """From `line` (counted from 1) to `last`, targets fit the source `lag` lines further on better than their own."""
+
+    line: int
+    last: int
+    lag: int
+    before: float  # correlation of lengths in front of the place
+    after: float  # behind it
+    shifted: float  # behind it, when the target is moved
+
+
+def find_shift(sources: Lengths, targets: Lengths) -> Shift | None:
+    """Where pairs stop belonging together, if they do.
+
+    In aligned text long lines stand beside long ones. For each shift a running sum counts how much better the lines
+    agree as they stand than when moved; it climbs while they are aligned, and where it falls for long, they are not.
+    """
+    count = min(len(sources), len(targets))
+    if count < 2 * _ENOUGH:
+        return None
+    best: tuple[float, int, int, int] | None = None
+    for lag in _LAGS:
+        sureness, start, stop = _longest_fall(sources[:count], targets[:count], lag)
+        if best is None or sureness > best[0]:
+            best = sureness, start, stop, lag
+    assert best is not None
+    sureness, start, stop, lag = best
+    outside = count - (stop - start)
+    rows = _some(0, outside)
+    rows += (rows >= start) * (stop - start)
+    before = _correlation(sources[rows], targets[rows])
+    if sureness < _SURE or stop - start < _ENOUGH or outside < _ENOUGH or before < _RELATED:
+        return None
+    inside, moved = _some(start, stop), _some(max(start, -lag), min(stop, count - lag))
+    after = _correlation(sources[inside], targets[inside])
+    shifted = _correlation(sources[moved + lag], targets[moved])
+    if shifted < after + _BETTER:  # as in text that is sorted by length
+        return None
+    return Shift(start + 1, stop, lag, before, after, shifted)
+
+
+def _longest_fall(sources: Lengths, targets: Lengths, lag: int) -> tuple[float, int, int]:
+    """How sure it is that somewhere lines agree better when moved, and from where to where."""
+    count = len(sources)
+    scales = [_scale(side) for side in (sources, targets)]
+    total = square = peak = 0.0
+    peak_place, fall, found = 0, 0.0, (0, 0)
+    for first in range(0, count, _BLOCK):
+        rows = np.arange(first, min(count, first + _BLOCK))
+        here, there = np.log1p(sources[rows]), np.log1p(sources[np.clip(rows + lag, 0, count - 1)])
+        target = (np.log1p(targets[rows]) - scales[1][0]) / scales[1][1]
+        gain = np.clip(target * (here - there) / scales[0][1], -4, 4)
+        square += float(gain @ gain)
+        running = total + np.cumsum(gain)
+        peaks = np.maximum.accumulate(np.maximum(running, peak))
+        falls = peaks - running
+        lowest = int(falls.argmax())
+        if falls[lowest] > fall:
+            fall = float(falls[lowest])
+            higher = np.flatnonzero(running[: lowest + 1] == peaks[lowest])
+            found = (first + int(higher[0]) + 1 if len(higher) else peak_place), first + lowest + 1
+        if peaks[-1] > peak:
+            peak, peak_place = float(peaks[-1]), first + int(running.argmax()) + 1
+        total = float(running[-1])
+    length = max(1, found[1] - found[0])
+    return fall / max(1e-9, np.sqrt(square / count * length)), found[0], found[1]
+
+
+def _some(start: int, stop: int) -> Lengths:
+    """Places between two, evenly spread when they are very many."""
+    return np.arange(start, stop, max(1, (stop - start) // _SAMPLED))
+
+
+def _scale(side: Lengths) -> tuple[float, float]:
+    sample = np.log1p(side[_some(0, len(side))])
+    return float(sample.mean()), max(1e-9, float(sample.std()))
+
+
+def _correlation(one: Lengths, other: Lengths) -> float:
+    if len(one) < 2:
+        return 0.0
+    one, other = np.log1p(one), np.log1p(other)
+    if one.std() < 1e-9 or other.std() < 1e-9:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])
+
+
+if TYPE_CHECKING:
+    from regard.data.draws import Split
+
+
+_RANGES_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a corpus: so many texts, read from here, each of which comes `weight` times an epoch."""
+
+    names: tuple[str, ...]
+    texts: int
+    weight: float = 1.0
+    header: int = 0  # lines before the first text
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Documents, or pairs in which source i and target i belong together."""
+
+    sources: Sequence[str]
+    targets: Sequence[str] | None
+    names: tuple[str, ...]
+    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    parts: tuple[Part, ...] = ()
+    joined: bool = False  # each source is two texts, with a tab between them
+
+    def __post_init__(self) -> None:
+        if not self.parts:
+            object.__setattr__(self, "parts", (Part(self.names, len(self.sources)),))
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @property
+    def sides(self) -> tuple[Sequence[str], ...]:
+        """The sources, and the targets if there are any."""
+        return (self.sources,) if self.targets is None else (self.sources, self.targets)
+
+    def where(self, indices: Iterable[int]) -> str:
+        """[11, 14, 19, 20, 21] -> "data/train.de:12, 15, 20-22": lines counted from 1, shortened when many."""
+        ends = list(itertools.accumulate(part.texts for part in self.parts))
+        places = sorted({int(index) for index in indices})
+        by_part = itertools.groupby(places, key=lambda place: bisect_right(ends, place))
+        return "; ".join(
+            _lines(
+                self.parts[number].names[0],
+                [place + 1 + self.parts[number].header - (ends[number] - self.parts[number].texts) for place in run],
+            )
+            for number, run in by_part
+        )
+
+    @cached_property
+    def bad(self) -> frozenset[int]:
+        """Texts that are not UTF-8 on some side, and were to be left out."""
+        return frozenset[int]().union(*(bad_texts(side) for side in self.sides))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all the text, so that no two corpora look alike."""
+        return digest_of([side_digest(side) for side in self.sides])
+
+
+def read_lines(path: str | Path) -> list[str]:
+    r"""The lines of a UTF-8 file, cut at \n only.
+
+    A byte order mark at the start is removed, and so is the \r of a file in which every line ends in \r\n; any other
+    \r stays. A last line without \n counts; after a final \n no line begins.
+    """
+    return list(open_sides(str(path), Reading("line"), Cache())[0])
+
+
+def pair_paths(pattern: str) -> tuple[Path, Path] | None:
+    """data/train.{de,en} -> data/train.de and data/train.en; None for any other name."""
+    match = re.fullmatch(r"([^{}]*)\{([^{},]+),([^{},]+)\}([^{}]*)", pattern)
+    if match is None:
+        return None
+    before, first, second, after = match.groups()
+    return Path(before + first + after), Path(before + second + after)
+
+
+def read_corpus(
+    pattern: str,
+    reading: Reading = Reading(),  # noqa: B008 (frozen)
+    cache: Cache = Cache(),  # noqa: B008
+    *,
+    split: Split = "test",
+    transpose: int = 0,
+) -> Corpus:
+    """The pairs of data/train.{de,en}, a .tsv or JSON lines, or the documents of a file or folder; "-" is stdin.
+
+    Of a .json file, the chorales of a split, up to so many semitones higher and lower too.
+    """
+    if is_music(pattern):
+        return _read_music(pattern, split, transpose)
+    if transpose:
+        raise InputError(f"{pattern} is not a .json file of music (text.transpose). Leave out transpose.")
+    pair = pair_paths(pattern)
+    if pair is not None:
+        return read_pairs(*pair, reading, cache)
+    sides = open_sides(pattern, reading, cache)
+    name = "standard input" if pattern == "-" else pattern
+    _refuse_empty(name, sides[0])
+    # In a folder texts are counted, not lines, so no line before them counts either.
+    part = Part((name,), len(sides[0]), header=sides[0].header if len(sides[0].counts) == 1 else 0)
+    joined = len(reading.fields or ()) > len(sides) > 1
+    return Corpus(sides[0], sides[1] if len(sides) > 1 else None, (name,), parts=(part,), joined=joined)
+
+
+def read_pairs(
+    source: str | Path, target: str | Path, reading: Reading = Reading(), cache: Cache = Cache()  # noqa: B008
+) -> Corpus:  # fmt: skip
+    """Two files, or folders of files, of equally many lines."""
+    by_line = replace(reading, documents="line", fields=None)
+    both = [open_sides(str(path), by_line, cache) for path in (source, target)]
+    if any(len(sides) > 1 for sides in both):
+        raise InputError(f"{source} and {target} each hold pairs (text). Name them one by one, as a list.")
+    (sources,), (targets,) = both
+    if len(sources) == len(targets) and len(sources.counts) > 1 and sources.counts != targets.counts:
+        raise InputError(
+            f"files of {source} and {target} differ in lines, though not in all (text). Pair file by file."
+        )
+    if len(sources) != len(targets):
+        shift = find_shift(sizes_of(sources), sizes_of(targets))
+        place = "" if shift is None else f" First suspicious place near line {shift.line:,}."
+        raise messages.UNEQUAL_LINES(
+            source=source, sources=len(sources), target=target, targets=len(targets), place=place
+        )
+    _refuse_empty(source, sources)
+    return Corpus(sources, targets, (str(source), str(target)))
+
+
+def behind(corpus: Corpus, prefix: str) -> Corpus:
+    """The corpus with a prefix before each of its sources."""
+    return replace(corpus, sources=prefixed(corpus.sources, prefix)) if prefix else corpus
+
+
+def join_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
+    """Several corpora as one, each with its weight."""
+    members = [corpus for corpus, _ in corpora]
+    if len({corpus.targets is None for corpus in members}) > 1:
+        names = ", ".join(corpus.names[0] for corpus in members)
+        raise InputError(f"some of {names} are pairs, others are not (text.train). Name corpora of one kind.")
+    if len({corpus.joined for corpus in members}) > 1:
+        names = ", ".join(corpus.names[0] for corpus in members)
+        raise InputError(f"some of {names} are pairs of texts, others are not (text.train). Name corpora of one kind.")
+    targets = [corpus.targets for corpus in members if corpus.targets is not None]
+    return Corpus(
+        Chained([corpus.sources for corpus in members]),
+        Chained(targets) if targets else None,
+        tuple(name for corpus in members for name in corpus.names),
+        parts=tuple(replace(part, weight=weight) for corpus, weight in corpora for part in corpus.parts),
+        joined=members[0].joined,
+    )
+
+
+def embedded_corpus(name: str, split: Split) -> Corpus:
+    """A corpus that needs no download: "dates" (pairs) or "python" (one document a file)."""
+    if name == "dates":
+        from regard.data.corpora.dates import date_lines
+
+        lines = date_lines(split)
+        groups = {"language": [line.language for line in lines], "dates": [str(line.dates) for line in lines]}
+        return Corpus([line.source for line in lines], [line.target for line in lines], (name,), groups)
+    if name == "python":
+        from regard.data.corpora.python_source import python_documents
+
+        return Corpus([text for _, text in python_documents(split)], None, (name,))
+    raise InputError(f'no embedded corpus is called "{name}" (text.corpus). {suggest(name, ["dates", "python"])}')
+
+
+def _read_music(path: str, split: Split, transpose: int) -> Corpus:
+    """A text a chorale, first as they are, then a part for each other key."""
+    chorales = read_chorales(path, split)
+    _refuse_empty(path, chorales)
+    texts: list[str] = []
+    parts: list[Part] = []
+    for shift, moved in transposed(chorales, transpose):
+        if moved:
+            texts += map(text_of, moved)
+            parts.append(Part((f"{path} {shift:+d}" if shift else path,), len(moved)))
+    return Corpus(texts, None, (path,), parts=tuple(parts))
+
+
+def _lines(name: str, numbers: list[int]) -> str:
+    runs = [
+        [number for _, number in run]
+        for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    ]
+    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_RANGES_SHOWN]]
+    rest = sum(len(run) for run in runs[_RANGES_SHOWN:])
+    return f"{name}:{', '.join(shown)}" + (f" and {rest:,} more" if rest else "")
+
+
+def _refuse_empty(path: str | Path, texts: Sequence[object]) -> None:
+    if not texts:
+        raise messages.EMPTY_TEXT(path=path)

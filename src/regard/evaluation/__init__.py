@@ -1,0 +1,1 @@
+"""Models evaluated, compared and checked against the laws."""

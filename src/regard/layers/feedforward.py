@@ -1,0 +1,97 @@
+"""What each token does by itself between two rounds of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.errors import InputError
+from regard.layers.contract import Context, Memory, Sublayer
+from regard.layers.linear import linear
+
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Out and back through a wider inside (Vaswani 2017, section 3.3); gated, a product inside (Shazeer 2020)."""
+
+    inner: int
+    activation: Activation = "relu"
+    gated: bool = False
+    biased: bool = True
+    dropout: float = 0.0  # on the inside; what comes out is the join's business
+    name: ClassVar[str] = "feedforward"
+    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+
+    def build(self, width: int, source_width: int | None = None) -> FeedForwardLayer:
+        """The module for a stream of this width."""
+        return FeedForwardLayer(self, width)
+
+
+class FeedForwardLayer(Sublayer):
+    tokenwise = True
+
+    def __init__(self, description: FeedForward, width: int) -> None:
+        super().__init__()
+        self.activation = description.activation
+        self.up = linear(width, description.inner, biased=description.biased)
+        self.gate = linear(width, description.inner, biased=description.biased) if description.gated else None
+        self.down = linear(description.inner, width, biased=description.biased)
+        self.dropout = nn.Dropout(description.dropout)
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        inside = activate(self.up(x) if self.gate is None else self.gate(x), self.activation)
+        inside = inside if self.gate is None else inside * self.up(x)
+        return self.down(self.dropout(inside)), None
+
+
+@dataclass(frozen=True)
+class Boom:
+    """Out into a wider inside, whose parts of the stream's width are then summed: no matrix back (Merity 2019)."""
+
+    inner: int
+    activation: Activation = "gelu"
+    dropout: float = 0.0  # on the inside; what comes out is the join's business
+    name: ClassVar[str] = "feedforward"
+    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+
+    def build(self, width: int, source_width: int | None = None) -> BoomLayer:
+        """The module for a stream of this width."""
+        if self.inner < width or self.inner % width:
+            upper = max(1, -(-self.inner // width)) * width
+            raise InputError(f"inner = {self.inner} is no multiple of width = {width} (model.inner). Try {upper}.")
+        return BoomLayer(self, width)
+
+
+class BoomLayer(Sublayer):
+    tokenwise = True
+
+    def __init__(self, description: Boom, width: int) -> None:
+        super().__init__()
+        self.activation, self.parts = description.activation, description.inner // width
+        self.up = linear(width, description.inner, parts=self.parts)
+        self.dropout = nn.Dropout(description.dropout)
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        inside: Tensor = self.dropout(activate(self.up(x), self.activation))
+        return inside.unflatten(-1, (self.parts, -1)).sum(-2), None
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """The nonlinearity of that name."""
+    match activation:
+        case "relu":
+            return F.relu(x)
+        case "gelu":
+            return F.gelu(x)
+        case "gelu_tanh":
+            return F.gelu(x, approximate="tanh")
+        case "silu":
+            return F.silu(x)
+        case "tanh":
+            return torch.tanh(x)

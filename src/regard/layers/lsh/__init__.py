@@ -1,0 +1,1 @@
+"""LSH and local attention of the Reformer: long texts in bands."""

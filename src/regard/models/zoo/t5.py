@@ -1,0 +1,67 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal, cast
+
+from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.embedding import Embed
+from regard.layers.feedforward import FeedForward
+from regard.layers.join import PreNorm
+from regard.layers.linear import RMSNorm
+from regard.layers.patterns import Causal
+from regard.layers.positions import RelativeBias, Rotary, at
+from regard.layers.reversible import Reversible
+from regard.layers.scores import Dot
+from regard.models.model import Model, Stack
+from regard.models.readouts import Vocabulary
+from regard.models.zoo.transformer import sized
+
+T5 = {
+    ("1.0", "small"): (512, 6, 8, 2048, 64), ("1.0", "base"): (768, 12, 12, 3072, 64),
+    ("1.0", "large"): (1024, 24, 16, 4096, 64), ("1.0", "3b"): (1024, 24, 32, 16384, 128),
+    ("1.0", "11b"): (1024, 24, 128, 65536, 128), ("1.1", "small"): (512, 8, 6, 1024, 64),
+    ("1.1", "base"): (768, 12, 12, 2048, 64), ("1.1", "large"): (1024, 24, 16, 2816, 64),
+    ("1.1", "3b"): (2048, 24, 32, 5120, 64), ("1.1", "11b"): (4096, 24, 64, 10240, 64),
+}  # fmt: skip
+
+
+def t5(
+    width: int | None = None,
+    depth: int | None = None,
+    heads: int | None = None,
+    *,
+    size: Literal["small", "base", "large", "3b", "11b"] = "small",
+    version: Literal["1.0", "1.1"] = "1.1",
+    inner: int | None = None,
+    key_width: int | None = None,
+    decoder_depth: int | None = None,
+    dropout: float = 0.1,
+    position: RelativeBias | Rotary | None = RelativeBias(),  # noqa: B008
+    join: PreNorm | Reversible = PreNorm(RMSNorm()),  # noqa: B008
+) -> Model:
+    """Text to text (Raffel 2019): no biases, no scale in the dot product, a learnt bias for each distance.
+
+    `version` "1.0" has ReLU and ties the readout to the embedding; "1.1" gates the feed-forward and ties nothing.
+    """
+    chosen = T5[version, size]
+    inner = inner or (4 * width if width else chosen[3])
+    key_width = key_width or (None if width or heads else chosen[4])
+    width, depth, heads = sized(chosen[:3], width, depth, heads)
+    gated = version == "1.1"
+    rotary = cast(Rotary | None, at("attention", position))
+    bias = cast(RelativeBias | None, at("stack", position))
+    score = Dot(scaled=False)
+    look = SelfAttention(heads, score=score, position=rotary, key_width=key_width, biased=False)
+    look_over = CrossAttention(heads, score=score, key_width=key_width, biased=False)
+    feed = FeedForward(inner, "gelu_tanh" if gated else "relu", gated=gated, biased=False, dropout=dropout)
+    return Model(
+        width,
+        embed=Embed(dropout=dropout, spread=1.0),
+        encoder=Stack(depth * ((look, feed),), join, dropout, bias),
+        decoder=Stack(
+            (decoder_depth or depth) * ((replace(look, see=Causal()), look_over, feed),), join, dropout, bias
+        ),
+        readout=Vocabulary(tied=not gated, scaled=not gated),
+    )

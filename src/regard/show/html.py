@@ -1,0 +1,182 @@
+"""What pages share: a document that may load nothing, text that stays text, maps of weights without a script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import unicodedata
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from regard.data.read.report import DataReport, Spread
+
+_LEVELS = 24
+_LONGEST_LABEL = 20
+_FAINTEST_MAXIMUM = 0.25
+# Invisible or order-changing characters are written out; the two joiners stay, because scripts need them to look right.
+_HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+_JOINERS = "\u200c\u200d"
+
+STYLE = """
+:root { color-scheme: light dark; --paper: #fdfdfb; --ink: #1c1d20; --quiet: #6c6f76; --line: #e3e3de;
+  --field: #f4f4f0; --accent: #17508c; --wrong: #b3261e }
+@media (prefers-color-scheme: dark) { :root { --paper: #16181b; --ink: #e7e7e4; --quiet: #989ba3; --line: #303339;
+  --field: #1d2024; --accent: #86b7f3; --wrong: #f2897f } }
+@media print { :root { --paper: #fff; --ink: #000; --quiet: #555; --line: #ccc; --field: #fff; --accent: #17508c;
+  --wrong: #b3261e; font-size: 11px; print-color-adjust: exact } .wide svg { max-width: 100%; height: auto } }
+body { margin: 0 auto; max-width: 64rem; padding: 3rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
+  font: 1rem/1.55 system-ui, sans-serif; font-variant-numeric: tabular-nums; text-rendering: optimizeLegibility }
+h1 { margin: 0 0 .4rem; font-size: 1.9rem; font-weight: 600; line-height: 1.2; letter-spacing: -.015em }
+h2 { margin: 2.8rem 0 .8rem; font-size: 1.1rem; font-weight: 600; break-after: avoid }
+p { margin: .3rem 0; max-width: 46rem }
+.quiet, h2 small, figcaption { color: var(--quiet) } h2 small { margin-left: .6em; font-size: .85rem; font-weight: 400 }
+figure { margin: 0; break-inside: avoid } figcaption { font-size: .8rem }
+.wide { margin: 1rem 0; overflow-x: auto } .wide svg { display: block; margin: .6rem 0 }
+svg text { fill: var(--ink); font-family: system-ui, sans-serif; unicode-bidi: isolate; white-space: pre }
+.field { fill: var(--field) } .cells { fill: var(--accent); shape-rendering: crispEdges } .grid { stroke: var(--paper) }
+svg .key { fill: var(--quiet) }
+"""
+
+
+def overview(source_tokens: list[str], target_tokens: list[str], weights: Mapping[str, Tensor], *, title: str) -> str:
+    """One map of the mean over layers and heads: target over source, or a text over itself where there is but one."""
+    rows = target_tokens or source_tokens
+    kind, columns = ("cross", source_tokens) if source_tokens and target_tokens else ("self", rows)
+    layers = [heads for name, heads in weights.items() if name.endswith(kind)]
+    if not layers:
+        return ""
+    drawn = heatmap(rows, columns, torch.cat(layers).mean(dim=0), title=title)
+    return f'<figure class="wide"><figcaption>{escaped(title)}</figcaption>{drawn}</figure>'
+
+
+def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, size: int = 22) -> str:
+    """An SVG of weights, rows by columns with their labels, cells `size` pixels wide; a key says what is darkest."""
+    rows, columns = [_label(text) for text in rows], [_label(text) for text in columns]
+    left, top = (12 + 8 * max(map(_width, labels), default=0) for labels in (rows, columns))
+    width, height = size * len(columns), size * len(rows)
+    whole = left + width + 4, top + height + 26
+    # A floor, so that attention spread evenly over many tokens stays as faint as it is.
+    most = max(_FAINTEST_MAXIMUM, float(values.nan_to_num(0).max()))
+    lines = "".join(f"M0 {size * row}h{width}" for row in range(1, len(rows)))
+    lines += "".join(f"M{size * column} 0v{height}" for column in range(1, len(columns)))
+    beside = "".join(
+        f'<text x="-8" y="{size * (row + 0.5):g}" dy=".36em" text-anchor="end">{escaped(text)}</text>'
+        for row, text in enumerate(rows)
+    )
+    above = "".join(
+        f'<text transform="translate({size * (column + 0.5):g} -8) rotate(-90)" dy=".36em">{escaped(text)}</text>'
+        for column, text in enumerate(columns)
+    )
+    return (
+        f'<svg role="img" viewBox="0 0 {whole[0]} {whole[1]}" width="{whole[0]}" height="{whole[1]}" font-size="13">'
+        f"<title>{escaped(title)}</title>"
+        f'<g transform="translate({left} {top})"><rect class="field" width="{width}" height="{height}"/>'
+        f'<g transform="scale({size})">{_cells(values / most)}</g>'
+        f'<path class="grid" d="{lines}"/>{beside}{above}<rect class="cells" y="{height + 10}" width="12" height="12"/>'
+        f'<text class="key" x="18" y="{height + 16}" dy=".36em" font-size="11">{most:.2f}</text></g></svg>'
+    )
+
+
+def document(title: str, style: str, body: str, *, also: str = "") -> str:
+    """A whole HTML document that may load and run nothing but what `also` allows, and its one style, by its hash."""
+    policy = f"default-src 'none'; style-src {hashed(style)}; {also}base-uri 'none'; form-action 'none'"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escaped(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
+    )
+
+
+def hashed(text: str) -> str:
+    """A style or a script as a policy names it."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def escaped(text: str) -> str:
+    """Text that is only ever text in HTML: no markup, nothing invisible, nothing that turns its neighbours round."""
+    return html.escape("".join(map(_visible, text)), quote=True)
+
+
+def _visible(character: str) -> str:
+    """A character, or something to see in its place: NUL is ␀, a right-to-left override ‹202E›."""
+    if unicodedata.category(character) not in _HIDDEN or character in _JOINERS:
+        return character
+    number = ord(character)
+    return chr(0x2400 + number) if number < 0x20 else f"‹{number:04X}›"
+
+
+def _label(text: str) -> str:
+    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+
+
+def _width(text: str) -> int:
+    """How many letters wide a text is, about: a Chinese character is two."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in "".join(map(_visible, text)))
+
+
+def _cells(values: Tensor) -> str:
+    """Weights T x S as one path for each level of strength, each cell one by one; what weighs nothing is left out."""
+    levels = (values.float().nan_to_num(0).clamp(0, 1) * _LEVELS).round().int().tolist()
+    paths: dict[int, list[str]] = {}
+    for row, line in enumerate(levels):
+        for column, level in enumerate(line):
+            if level:
+                paths.setdefault(level, []).append(f"M{column} {row}h1v1h-1z")
+    return "".join(
+        f'<path class="cells" fill-opacity="{level / _LEVELS:.2f}" d="{"".join(cells)}"/>'
+        for level, cells in sorted(paths.items())
+    )
+
+
+_STYLE = (
+    STYLE
+    + """
+table { border-collapse: collapse; font-size: .9rem } th { text-align: left; font-weight: 400; color: var(--quiet) }
+td { text-align: right } th, td { padding: .22rem 1.5rem .22rem 0; border-bottom: 1px solid var(--line) }
+h3 { font-size: .95rem; font-weight: 500 } .warning { border-left: 3px solid var(--wrong); padding-left: .8rem }
+.side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem 3rem }
+.bars { display: block; width: 100%; font-size: 11px } .bars rect { fill: var(--accent) }
+.bars text { fill: var(--quiet) }
+"""
+)
+_ROW = 18
+
+
+def data_page(report: DataReport, warnings: Sequence[str]) -> str:
+    """The report as a page."""
+    rows = [("texts", report.texts), *((f"left out: {reason}", n) for reason, n in report.left_out.items())]
+    rows += [("learnt from", report.kept), ("duplicates among them all", report.duplicates)]
+    if report.stripped:
+        rows.append(("lines that control characters were taken from", report.stripped))
+    if report.overlap is not None:
+        rows.append((f"validation texts also learnt from, of {report.overlap[1]:,}", report.overlap[0]))
+    rows += [(f"{name}, each text {weight:g} times an epoch", texts) for name, texts, weight in report.parts]
+    table = "".join(f"<tr><th>{escaped(name)}</th><td>{count:,}</td></tr>" for name, count in rows)
+    names = ("Source", "Target") if len(report.sides) > 1 else ("Text",)
+    charts = "".join(_chart(name, side) for name, side in zip(names, report.sides))
+    said = "".join(f'<p class="warning">{escaped(text)}</p>' for text in warnings)
+    title = ", ".join(report.names)
+    lengths = f'<h2>Lengths in tokens</h2><div class="side">{charts}</div>'
+    body = f"<h1>{escaped(title)}</h1>{said}<table>{table}</table>{lengths}"
+    return document(title, _STYLE, body)
+
+
+def _chart(name: str, side: Spread) -> str:
+    """How many texts there are of each length."""
+    most = max(side.counts, default=1) or 1
+    bars = []
+    for number, (start, stop, count) in enumerate(zip(side.edges, side.edges[1:], side.counts)):
+        y, width = number * _ROW, 260 * count / most
+        bars.append(
+            f'<text x="74" y="{y + 12}" text-anchor="end">{start:,} to {stop - 1:,}</text>'
+            f'<rect x="80" y="{y + 2}" width="{width:.1f}" height="12"></rect>'
+            f'<text x="{86 + width:.1f}" y="{y + 12}">{count:,}</text>'
+        )
+    height = _ROW * len(side.counts)
+    heading = f"{name}: {side.tokens:,} tokens, the longest text {side.longest:,}"
+    picture = f'<svg class="bars" viewBox="0 0 420 {height}" role="img" aria-label="{heading}">{"".join(bars)}</svg>'
+    return f"<section><h3>{heading}</h3>{picture}</section>"

@@ -1,1 +1,0 @@
-"""Text becomes batches: corpora, tokenizers, what is to be learnt, and in which order."""

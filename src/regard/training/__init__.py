@@ -1,0 +1,1 @@
+"""Training: settings, optimizers, the step, the loop, and what protects a run."""

@@ -1,0 +1,260 @@
+"""What is written down while a model learns: metrics.jsonl for programs, TensorBoard for people."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from regard.errors import DiskTrouble
+from regard.store.files import disk_trouble, write_file
+from regard.training.step import Step
+from regard.training.validate import Validation
+
+
+class Tail:
+    """A file that grows by whole records; what the disk has no room for waits in memory until it has."""
+
+    def __init__(self, path: Path, note: Callable[[str], None]) -> None:
+        self.path, self.note = path, note
+        self.waiting: list[bytes] = []
+
+    def add(self, record: bytes) -> None:
+        """Append a record, after those that wait; trouble is said once and stops nothing."""
+        try:
+            self.append(b"".join([*self.waiting, record]))
+            self.waiting = []
+        except DiskTrouble as error:
+            if not self.waiting:
+                self.note(f"warning: {error} Training goes on and tries again.")
+            self.waiting.append(record)
+
+    def append(self, content: bytes) -> None:
+        """All or nothing."""
+        with disk_trouble(self.path, len(content)), open(self.path, "ab", buffering=0) as file:
+            end, rest = file.tell(), content
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+            except OSError:
+                file.truncate(end)
+                raise
+
+
+class Log:
+    """Appends to metrics.jsonl and to TensorBoard; on resume both forget what came after the checkpoint.
+
+    `unlogged` are the lines that waited for room on the disk when the checkpoint was made.
+    """
+
+    def __init__(self, folder: Path, step: int, unlogged: Sequence[str], note: Callable[[str], None]) -> None:
+        self.lines = Tail(folder / "metrics.jsonl", note)
+        self.board = Tail(_events(folder / "tensorboard"), note)
+        self.board.add(_record(file_version="brain.Event:2"))
+        self.board.add(_record(step=step + 1, session_log={"status": "START"}))  # earlier files are void from here on
+        kept: list[bytes] = []
+        if self.lines.path.exists():
+            kept = [line for line in self.lines.path.read_bytes().splitlines(keepends=True) if _until(line, step)]
+            write_file(self.lines.path, b"".join(kept))
+        for line in unlogged:
+            if _until(line.encode(), step) and line.encode() not in kept:
+                self.append(line)
+
+    @property
+    def unlogged(self) -> list[str]:
+        """The lines that wait."""
+        return [line.decode() for line in self.lines.waiting if line]
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """One line, and one point a number."""
+        self.append(json.dumps({"step": step, **values}) + "\n")
+
+    def close(self) -> None:
+        """Try a last time to write what waits, and say what is left."""
+        if self.lines.waiting:
+            self.lines.add(b"")
+        if self.lines.waiting:
+            self.lines.note(f"warning: {len(self.unlogged):,} lines could not be written to {self.lines.path}.")
+
+    def append(self, line: str) -> None:
+        """Write a line, and show it."""
+        self.lines.add(line.encode())
+        values = json.loads(line)
+        points = [
+            {"tag": name.replace("valid_", "valid/"), "simple_value": value}
+            for name, value in values.items()
+            if isinstance(value, (int, float)) and name not in ("step", "last")
+        ]
+        self.board.add(_record(step=values["step"], summary={"value": points}))
+
+
+def _events(folder: Path) -> Path:
+    """A file of a name by which TensorBoard knows what it holds; a process has its own."""
+    with disk_trouble(folder, 0):
+        folder.mkdir(exist_ok=True)
+    return folder / f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
+
+
+def _record(**fields: Any) -> bytes:
+    """An event as TensorBoard keeps it."""
+    from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+    from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
+
+    record = io.BytesIO()
+    RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+    return record.getvalue()
+
+
+def _until(line: bytes, step: int) -> bool:
+    """Whether a line is whole and not later than the step."""
+    try:
+        values = json.loads(line)
+        # What was judged after the last step is judged again.
+        return line.endswith(b"\n") and int(values["step"]) <= step and not values.get("last")
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+class Watcher(Protocol):
+    """Is told how the run goes."""
+
+    def begin(self, step: int, steps: int) -> None:
+        """The run starts at this step."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        """A step was taken."""
+
+    def validated(self, number: int, validation: Validation, better: bool) -> None:
+        """A validation was done."""
+
+    def end(self) -> None:
+        """The run is over."""
+
+
+class Quiet:
+    """Says nothing."""
+
+    def begin(self, step: int, steps: int) -> None: ...
+    def note(self, text: str) -> None: ...
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None: ...
+    def validated(self, number: int, validation: Validation, better: bool) -> None: ...
+    def end(self) -> None: ...
+
+
+class Lines(Quiet):
+    """Plain lines on standard output, for pipes and log files: validations, a step now and then, the last step."""
+
+    def __init__(self, every: float = 10.0) -> None:
+        self.every = every  # seconds at least between two lines of steps
+        self.first = self.steps = 0
+        self.began = self.said = 0.0
+
+    def begin(self, step: int, steps: int) -> None:
+        self.first, self.steps = step, steps
+        self.began = self.said = time.monotonic()
+
+    def note(self, text: str) -> None:
+        _say(text)
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        now = time.monotonic()
+        if number < self.steps and now < self.said + self.every:
+            return
+        self.said = now
+        left = (self.steps - number) * (now - self.began) / (number - self.first)
+        speed = f"{tokens_per_second:,.0f} tokens/s" + (f", about {span(left)} left" if left >= 1 else "")
+        _say(f"step {number:,} of {self.steps:,}: training loss {step.loss:.4g}, {speed}")
+
+    def validated(self, number: int, validation: Validation, better: bool) -> None:
+        _say(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
+
+
+class Bar(Quiet):
+    """A live line on a terminal: loss, speed, time left; validations scroll above it."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.bar = Progress(
+            TextColumn("[bold]learning"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[said]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self.task: TaskID | None = None
+
+    def begin(self, step: int, steps: int) -> None:
+        self.task = self.bar.add_task("learning", total=steps, completed=step, said="")
+        self.bar.start()
+
+    def note(self, text: str) -> None:
+        self.console.print(escape(text), highlight=False)
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        if self.task is not None:
+            said = f"loss [bold]{step.loss:.3f}[/] · {tokens_per_second:,.0f} tokens/s"
+            self.bar.update(self.task, completed=number, said=said)
+
+    def validated(self, number: int, validation: Validation, better: bool) -> None:
+        mark = " [green]best so far[/]" if better else ""
+        self.console.print(f"[bold]step {number:,}[/] {escape(summary(validation))}{mark}", highlight=False)
+        for sample in validation.samples:
+            right = sample.said == sample.expected
+            verdict = "[green]right[/]" if right else f"[dim]expected {short(sample.expected)}[/]"
+            self.console.print(f"   {short(sample.source)} → {short(sample.said)}  {verdict}", highlight=False)
+
+    def end(self) -> None:
+        self.bar.stop()
+
+
+def _say(line: str) -> None:
+    """Print a line; a full disk under the output, or nobody who reads it any more, is no reason to stop learning."""
+    with suppress(OSError):
+        print(line, flush=True)
+
+
+def short(text: str, longest: int = 60) -> str:
+    """A text that fits on a line beside others, safe for the console."""
+    line = " ".join(text.split())
+    return escape(line if len(line) <= longest else line[: longest - 1] + "…")
+
+
+def summary(validation: Validation) -> str:
+    """The numbers of a validation in one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in validation.numbers.items())
+
+
+def span(seconds: float) -> str:
+    """A time as people say it: in seconds, minutes, hours or days."""
+    if seconds < 1:
+        return "less than a second"
+    for unit, size, most in (("second", 1, 120), ("minute", 60, 120), ("hour", 3600, 48)):
+        if round(seconds / size) < most:
+            return _count(seconds / size, unit)
+    return _count(seconds / 86400, "day")
+
+
+def _count(value: float, unit: str) -> str:
+    """So many of a unit, with a fraction only where it matters: 1 second, 2.5 hours, 31 hours."""
+    said = f"{value:.1f}".removesuffix(".0") if value < 10 and unit != "second" else f"{value:.0f}"
+    return f"{said} {unit}{'' if said == '1' else 's'}"
+
+
+def watcher() -> Watcher:
+    """A live line where a person watches, plain lines elsewhere."""
+    return Bar() if sys.stderr.isatty() else Lines()

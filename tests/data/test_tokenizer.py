@@ -1,0 +1,450 @@
+"""Tokenizers: text comes back, text is never taken for a special token, and training is a function of the text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from itertools import chain, pairwise
+from pathlib import Path
+
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers
+
+from regard.data.read import texts as texts_module
+from regard.data.read.corpus import Corpus
+from regard.data.read.texts import cut_text
+from regard.data.tokenize.tokenizer import BEGIN, END, MASK, PAD, SPECIALS, UNKNOWN, Roles, Tokenizer
+from regard.data.tokenize.train import (
+    BPE,
+    Byte,
+    Character,
+    Saved,
+    TokenizerKind,
+    Unigram,
+    Word,
+    WordPiece,
+    train_tokenizers,
+)
+from regard.errors import DamagedFile, InputError
+from regard.schema import from_plain, to_plain
+
+PROVERBS = [
+    "Der frühe Vogel fängt den Wurm, und das seit 1848.",
+    "The early bird catches the worm, they said in 1848.",
+    "Кто рано встаёт, тому Бог подаёт: 12 раз из 34.",
+    "早起きは三文の徳、と言われています。",
+    "सुबह का भूला शाम को घर आ जाए।",
+    "for line in lines:\n    print(line, end='')\n\n\tpass  # </s> <pad> <mask>\n",
+] * 4
+TEXTS = [text + f" ({number} mal {number * 37})" for number, text in enumerate(PROVERBS)]
+KINDS: dict[str, TokenizerKind] = {
+    "character": Character(),
+    "byte": Byte(),
+    "word": Word(size=300),
+    "bpe": BPE(size=400),
+    "bpe_digits": BPE(size=400, split_digits=True),
+    "unigram": Unigram(size=285),
+    "unigram_digits": Unigram(size=285, split_digits=True),
+    "word_piece": WordPiece(size=320),
+}
+LOSSLESS = ["byte", "bpe", "bpe_digits", "unigram", "unigram_digits"]
+ODD = [*"aA 01\n\r\t\0\x85\xa0\u2028\ufeff\u0301\u200d\U0010ffffĠ▁", "</s>", "<pad>", "👨‍👩‍👧"]
+ODD_TEXT = st.lists(st.one_of(st.text(), st.sampled_from(ODD))).map("".join)
+TRAINED = {name: kind.train(TEXTS) for name, kind in KINDS.items()}
+
+
+@pytest.fixture(params=list(KINDS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """Each kind, trained."""
+    return TRAINED[request.param]
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+@given(text=ODD_TEXT)
+def test_every_text_comes_back_from_a_byte_level_tokenizer(name: str, text: str) -> None:
+    tokenizer = TRAINED[name]
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.unknown not in ids
+
+
+@pytest.mark.parametrize("name", ["character", "word"])
+@pytest.mark.parametrize("text", TEXTS[:6])
+def test_what_training_saw_comes_back(name: str, text: str) -> None:
+    assert TRAINED[name].decode(TRAINED[name].encode(text)) == text
+
+
+def test_word_pieces_come_back_but_for_how_they_were_spaced() -> None:
+    tokenizer = TRAINED["word_piece"]
+    assert tokenizer.decode(tokenizer.encode("They said:\nthe  early bird.")) == "They said : the early bird ."
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+@given(text=ODD_TEXT)
+def test_tokens_have_a_place_in_the_text_they_come_from(name: str, text: str) -> None:
+    tokenizer = TRAINED[name]
+    read = tokenizer.encode_in_place(text)
+    assert read.ids == tokenizer.encode(text)
+    starts, ends = ([span[side] for span in read.spans] for side in (0, 1))
+    assert starts == sorted(starts)
+    assert ends == sorted(ends)
+    covered = {place for start, end in read.spans for place in range(start, end)}
+    assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+@given(text=ODD_TEXT, cut=st.integers(0, 20))
+def test_tokens_have_a_place_in_the_text_they_make(name: str, text: str, cut: int) -> None:
+    tokenizer = TRAINED[name]
+    ids = [*tokenizer.encode(text)[cut:], tokenizer.mask, *tokenizer.encode(text)]
+    said, spans = tokenizer.decode_in_place(ids)
+    assert said == tokenizer.decode(ids)
+    shown = [span for span, number in zip(spans, ids) if number not in (tokenizer.mask, tokenizer.unknown)]
+    assert all(one == other or one[1] == other[0] for one, other in pairwise(shown))
+    assert not shown or (shown[0][0], shown[-1][1]) == (0, len(said))
+
+
+def test_the_parts_of_a_character_share_its_place() -> None:
+    byte = TRAINED["byte"]
+    assert byte.encode_in_place("aé").spans == [(0, 1), (1, 2), (1, 2)]
+    assert byte.decode_in_place(byte.encode("aé"))[1] == [(0, 1), (1, 2), (1, 2)]
+    assert byte.decode_in_place(byte.encode("aé")[:2]) == ("a\ufffd", [(0, 1), (1, 2)])
+
+
+def test_a_special_token_in_a_text_keeps_its_place_when_it_is_cut_open() -> None:
+    pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "</s>abpd")]
+    tokenizer = Tokenizer.from_json(saved_elsewhere(models.Unigram(pieces, 0), specials=["<unk>", "<pad>", "</s>"]))
+    text = "ab</s> a"
+    assert [text[start:end] for start, end in tokenizer.encode_in_place(text).spans] == list("ab</s>a")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "units", "spelt"),
+    [
+        ("word", "The Zürich bird", [0, 1, 2], ["Zürich", " Zürich"]),
+        ("word_piece", "The Zürich bird", [0, 1, 2], ["Zürich", "Zürich"]),
+        ("character", "The 🐦", [0, 1, 2, 3, 4], ["Zürich", "Zürich"]),
+    ],
+)
+def test_what_an_unknown_token_stands_for_can_be_put_there(
+    name: str, text: str, units: list[int], spelt: list[str]
+) -> None:
+    tokenizer = TRAINED[name]
+    read = tokenizer.encode_in_place(text)
+    assert [read.units.index(unit) for unit in read.units] == units
+    assert [tokenizer.spell("Zürich", apart=apart) for apart in (False, True)] == spelt
+    ids = tokenizer.encode(text)
+    place = tokenizer.unknowns(ids)[0]
+    start, end = read.spans[place]
+    said, spans = tokenizer.decode_in_place(ids, {place: tokenizer.spell(text[start:end], apart=True)})
+    assert said.startswith(text[:end])
+    assert said[slice(*spans[place])].strip() == text[start:end].strip()
+    assert len(spans) == len(ids)
+
+
+def test_pieces_of_a_word_stand_together_where_unknown_tokens_are_words() -> None:
+    tokenizer = WordPiece(size=20).train(["a ab abc b bc"] * 3 + ["xyz"])
+    read = tokenizer.encode_in_place("xyz a zyx")
+    groups = [read.units.count(unit) for unit in dict.fromkeys(read.units)]
+    assert len(groups) == 3
+    assert sum(groups) == len(read.ids) > 3
+
+
+def test_a_vocabulary_without_unknown_token_finds_none() -> None:
+    words = {"<pad>": 0, "</s>": 1, "a": 2}
+    tokenizer = Tokenizer.from_json(saved_elsewhere(models.WordLevel(words, unk_token="a"), specials=["<pad>", "</s>"]))
+    assert tokenizer.unknowns([0, 1, 2, 2]) == []
+    assert TRAINED["word"].unknowns([3, 7, 3]) == [0, 2]
+
+
+def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
+    assert (tokenizer.pad, tokenizer.begin, tokenizer.end, tokenizer.unknown, tokenizer.mask) == (0, 1, 2, 3, 4)
+    assert (PAD, BEGIN, END, UNKNOWN, MASK) == (0, 1, 2, 3, 4)
+    assert tokenizer.token_texts(range(5)) == list(SPECIALS)
+    assert tokenizer.decode([0, 1, 2, 4]) == ""
+
+
+@settings(deadline=None)
+@given(text=ODD_TEXT, special=st.sampled_from(SPECIALS), after=ODD_TEXT)
+def test_a_special_token_written_in_a_text_is_text(text: str, special: str, after: str) -> None:
+    for name, tokenizer in TRAINED.items():
+        for whole in (special, f"{text}{special}{after}", f"{text} {special} {after}"):
+            ids = tokenizer.encode(whole)
+            assert ids
+            assert not {PAD, BEGIN, END, MASK} & set(ids), name
+
+
+def test_a_special_token_that_training_often_saw_is_text_too() -> None:
+    texts = ["<s> </s> <pad><pad> <mask> <unk> x</s>"] * 50
+    for kind in (Character(), Word(), BPE(size=266), Unigram(size=266), WordPiece(size=40)):
+        try:
+            ids = kind.train(texts).encode(texts[0])
+        except InputError as error:
+            size = int(str(error).removesuffix(".").rpartition(" ")[2])
+            ids = type(kind)(size=size).train(texts).encode(texts[0])
+        assert min(ids) > MASK
+
+
+def saved_elsewhere(model: models.Model, *, specials: list[str]) -> str:
+    """A tokenizer.json of someone else, whose model takes a special token in a text for that token."""
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(specials)
+    tokenizer.enable_truncation(3)
+    tokenizer.enable_padding(length=5)
+    return tokenizer.to_str()
+
+
+def test_a_saved_model_that_knows_special_tokens_as_words_gets_them_as_text() -> None:
+    pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "</s>abpd")]
+    tokenizer = Tokenizer.from_json(saved_elsewhere(models.Unigram(pieces, 0), specials=["<unk>", "<pad>", "</s>"]))
+    ids = tokenizer.encode("ab</s> a<pad>b")
+    assert tokenizer.token_texts(ids) == list("ab</s>a<pad>b")
+    assert tokenizer.encode("ab</s></s>") == tokenizer.encode_batch(["x", "ab</s></s>"])[1]
+
+
+def test_a_saved_tokenizer_neither_cuts_nor_pads() -> None:
+    words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3}
+    text = saved_elsewhere(models.WordLevel(words, unk_token="<unk>"), specials=["<pad>", "</s>", "<unk>"])
+    assert Tokenizer.from_json(text).encode("a a a a b") == [3, 3, 3, 3, 2]
+    assert Tokenizer.from_json(text).encode("a") == [3]
+
+
+def test_saved_special_tokens_may_be_spelt_as_bert_has_them() -> None:
+    words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "x": 9}
+    text = saved_elsewhere(models.WordLevel(words, unk_token="[UNK]"), specials=list(words)[:5])
+    tokenizer = Tokenizer.from_json(text)
+    assert [tokenizer.pad, tokenizer.unknown, tokenizer.begin, tokenizer.end, tokenizer.mask] == [0, 1, 2, 3, 4]
+    assert tokenizer.vocabulary == 10
+    assert tokenizer.token_texts([7]) == ["<7>"]
+
+
+def test_a_saved_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(TRAINED["bpe"].to_json())
+    saved, other = train_tokenizers(Saved(str(tmp_path / "tokenizer.json")), Corpus(["x"], ["y"], ("x", "y")))
+    assert saved.digest == TRAINED["bpe"].digest
+    assert other is None
+
+
+@pytest.mark.parametrize("missing", ["</s>", "<pad>"])
+def test_a_saved_tokenizer_without_end_or_pad_is_refused(tmp_path: Path, missing: str) -> None:
+    words = {name: number for number, name in enumerate(SPECIALS) if name != missing}
+    text = saved_elsewhere(models.WordLevel(words, unk_token="<unk>"), specials=list(words))
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(InputError, match=f"the tokenizer has no {missing} token"):
+        Saved(str(tmp_path / "t.json")).train([])
+
+
+def test_a_missing_saved_tokenizer_is_named() -> None:
+    with pytest.raises(InputError, match=r"no such file: nowhere/tokenizer\.json"):
+        Saved("nowhere/tokenizer.json").train([])
+
+
+def broken(**changes: object) -> str:
+    """A tokenizer.json with some parts replaced."""
+    return json.dumps({**json.loads(TRAINED["bpe"].to_json()), **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "EOF while parsing"),
+        ("[" * 100_000, "invalid type"),
+        (broken(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["ab", "cd"]]}), "out of vocabulary"),
+        (broken(model={"type": "Unigram", "unk_id": 50, "vocab": [["a", 0.0]]}), "UnkIdNotInVocabulary"),
+        (broken(model={"type": "WordLevel", "unk_token": "zzz", "vocab": {"a": 0}}), "Missing"),
+        (broken(added_tokens=[], model={"type": "BPE", "vocab": {}, "merges": []}), "no tokens"),
+        (broken(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
+        (broken(pre_tokenizer={"type": "FixedLength", "length": 0}), "chunk size"),
+    ],
+)
+def test_a_damaged_json_is_refused_even_where_the_library_panics(text: str, reason: str) -> None:
+    with pytest.raises(DamagedFile, match=f"^tokenizer.json cannot be used: .*{reason}"):
+        Tokenizer.from_json(text)
+
+
+def test_saving_and_loading_changes_nothing(tokenizer: Tokenizer) -> None:
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.to_json() == tokenizer.to_json()
+    assert again.digest == tokenizer.digest
+    assert again.vocabulary == tokenizer.vocabulary
+    assert again.encode_batch([*TEXTS, "</s>"]) == tokenizer.encode_batch([*TEXTS, "</s>"])
+
+
+@given(scores=st.lists(st.floats(-20, -1), min_size=20, max_size=20))
+def test_a_saved_model_is_written_as_it_was_read(scores: list[float]) -> None:
+    pieces = [*((name, 0.0) for name in SPECIALS), *((chr(97 + n), score) for n, score in enumerate(scores))]
+    text = saved_elsewhere(models.Unigram(pieces, 3), specials=list(SPECIALS))
+    read = Tokenizer.from_json(text)
+    assert read.to_json() == text
+    assert Tokenizer.from_json(read.to_json()).digest == read.digest
+
+
+def test_a_batch_is_encoded_as_its_texts_alone(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.encode("") == []
+
+
+@settings(deadline=None)
+@given(text=st.text(st.sampled_from("ab1 \n\t.</s>é中"), max_size=300))
+def test_a_text_cut_in_parts_has_the_same_tokens(text: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(texts_module, "_PART", 20)
+        parts = list(cut_text(text))
+    for tokenizer in TRAINED.values():
+        assert list(chain.from_iterable(tokenizer.encode_batch(parts))) == tokenizer.encode(text)
+
+
+def test_an_unpaired_surrogate_is_refused_with_its_place(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InputError, match=r"unpaired surrogate \(U\+D83D\) at position 7"):
+        tokenizer.encode_batch(["fine", "hello \ud83d!"])
+
+
+def test_tokens_are_written_so_that_one_can_read_them() -> None:
+    byte = TRAINED["byte"]
+    assert byte.token_texts(byte.encode("a b\né")) == ["a", "▁", "b", "↵", "\\xc3", "\\xa9"]
+    bpe = TRAINED["bpe"]
+    assert bpe.token_texts(bpe.encode("The early bird")) == ["The", "▁ear", "ly", "▁bi", "rd"]
+    assert "".join(bpe.token_texts(bpe.encode("Der Vogel"))) == "Der▁Vogel"
+    word = TRAINED["word"]
+    assert word.token_texts(word.encode("The early\tbird")) == ["The", "▁early", "⇥", "<unk>"]
+
+
+def test_a_byte_is_a_token_of_its_own_number() -> None:
+    assert TRAINED["byte"].encode("aé\0") == [5 + byte for byte in "aé\0".encode()]
+    assert TRAINED["byte"].vocabulary == 261
+
+
+@pytest.mark.parametrize("name", ["bpe_digits", "unigram_digits"])
+@given(number=st.integers(0, 10**12))
+def test_each_digit_is_a_token_when_digits_are_split(name: str, number: int) -> None:
+    tokenizer = TRAINED[name]
+    texts = tokenizer.token_texts(tokenizer.encode(f"x{number} {number}"))
+    assert [text for text in texts if text.isdigit()] == list(f"{number}{number}")
+
+
+def test_digits_may_be_joined_otherwise() -> None:
+    texts = ["1848 1848 1848"] * 20
+    tokenizer = BPE(size=264).train(texts)
+    assert "1848" in tokenizer.token_texts(tokenizer.encode(texts[0]))
+
+
+@pytest.mark.parametrize("kind", [BPE(), Unigram(), WordPiece()])
+def test_more_tokens_than_the_text_supports_are_refused_and_the_advice_works(kind: TokenizerKind) -> None:
+    with pytest.raises(InputError, match=r"^asked for 8,000 tokens, the text supports ([\d,]+) \(text") as caught:
+        kind.train(TEXTS)
+    message = str(caught.value)
+    size = int(message.removesuffix(".").rpartition(" ")[2])
+    assert type(kind)(size=size).train(TEXTS).vocabulary == size  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [BPE, Unigram, WordPiece])
+def test_fewer_tokens_than_there_are_characters_are_refused_and_the_advice_works(kind: type[BPE]) -> None:
+    with pytest.raises(
+        InputError, match=r"^asked for 50 tokens, special ones and single characters need \d+ \(text"
+    ) as caught:
+        kind(size=50).train(TEXTS)
+    size = int(str(caught.value).removesuffix(" or more.").rpartition(" ")[2])
+    assert kind(size=size).train(TEXTS).vocabulary == size
+
+
+@pytest.mark.parametrize("kind", [Word, BPE, Unigram, WordPiece])
+@pytest.mark.parametrize("size", [-1, 0, 5])
+def test_a_size_without_room_is_refused(kind: type[BPE], size: int) -> None:
+    with pytest.raises(InputError, match=r"text\.tokenizer\.size"):
+        kind(size=size)
+
+
+def test_words_take_what_there_is() -> None:
+    assert Word(size=10_000).train(["a b b", "c"]).vocabulary == 5 + len({"a", " b", "c"})
+    small = Word(size=6).train(["a b b", "c"])
+    assert small.token_texts(small.encode("a b")) == ["<unk>", "▁b"]
+
+
+def test_training_is_a_function_of_the_text_in_every_process() -> None:
+    program = "from test_tokenizer import TRAINED; print({n: t.digest for n, t in TRAINED.items()})"
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+        ).stdout.strip()
+        for _ in range(3)
+    }
+    assert outputs == {str({name: tokenizer.digest for name, tokenizer in TRAINED.items()})}
+
+
+def test_the_digest_is_that_of_the_json(tokenizer: Tokenizer) -> None:
+    assert tokenizer.digest == hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+
+
+@pytest.mark.parametrize("kind", [Character, Byte, Word, BPE, Unigram, WordPiece])
+def test_two_sides_share_a_vocabulary_unless_told_otherwise(kind: type[Character]) -> None:
+    pairs = Corpus(["aa bb ab aabb"] * 9, ["cc dd cd ccdd"] * 9, ("x", "y"))
+    size = {BPE: {"size": 261}, Unigram: {"size": 262}, WordPiece: {"size": 17}}.get(kind, {})
+    both, none = train_tokenizers(kind(**size), pairs)
+    assert none is None
+    for text in ("aa", "cc"):
+        assert both.unknown not in both.encode(text)
+    if kind is WordPiece:
+        size = {"size": 11}
+    first, second = train_tokenizers(kind(joint=False, **size), pairs)
+    assert second is not None
+    assert first.unknown not in first.encode("aa")
+    assert second.unknown not in second.encode("cc")
+    alone, none = train_tokenizers(kind(**size), Corpus(pairs.sources, None, ("x",)))
+    assert none is None
+    assert alone.digest == first.digest
+
+
+def test_a_long_text_without_spaces_can_be_learnt() -> None:
+    text = "ACGT" * 50_000 + "TTAG" * 50_000
+    for kind in (Character(), Byte(), Word(), BPE(size=266), WordPiece(size=20)):
+        tokenizer = kind.train([text])
+        assert len(tokenizer.encode(text)) > 0
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), Saved("x.json")])
+def test_a_kind_can_be_written_and_read(kind: TokenizerKind) -> None:
+    plain = to_plain(kind)
+    assert plain["kind"] in ("character", "byte", "word", "bpe", "unigram", "word_piece", "saved")
+    assert from_plain(TokenizerKind, plain, where="text.tokenizer") == kind
+
+
+def test_roles_say_which_token_plays_which_part() -> None:
+    plain = TRAINED["bpe"]
+    roles = Roles(begin=PAD, end=BEGIN, unknown=None, opening=())
+    told = Tokenizer.from_json(plain.to_json(), roles)
+    assert (told.begin, told.end, told.pad, told.mask, told.opening) == (PAD, BEGIN, PAD, MASK, ())
+    assert (plain.begin, plain.opening) == (BEGIN, (BEGIN,))
+    assert told.encode("a b") == plain.encode("a b")
+    assert told.digest != plain.digest
+
+
+def test_pieces_beyond_what_the_model_knows_are_unknown() -> None:
+    plain = TRAINED["character"]
+    few = Tokenizer.from_json(plain.to_json(), Roles(known=plain.encode("b")[0]))
+    assert few.encode("ab") == [plain.encode("a")[0], UNKNOWN]
+    assert few.encode_in_place("ab").ids == few.encode("ab")
+    assert few.vocabulary == plain.encode("b")[0]
+    assert few.unknowns(few.encode("ab")) == [1]
+
+
+def test_sentinels_come_in_the_order_of_their_names() -> None:
+    library = tokenizers.Tokenizer.from_str(TRAINED["byte"].to_json())
+    assert TRAINED["byte"].sentinels == []
+    library.add_special_tokens(["<extra_id_1>", "<extra_id_0>", "<extra_id_3>"])
+    size = TRAINED["byte"].vocabulary
+    assert Tokenizer(library).sentinels == [size + 1, size]
+
+
+def test_a_vocabulary_with_one_special_token_has_it_play_every_part() -> None:
+    model = models.BPE({letter: number for number, letter in enumerate(["<|endoftext|>", "a", "b"])}, [])
+    library = tokenizers.Tokenizer(model)
+    library.add_special_tokens(["<|endoftext|>"])
+    tokenizer = Tokenizer(library)
+    assert (tokenizer.begin, tokenizer.end, tokenizer.pad) == (0, 0, 0)

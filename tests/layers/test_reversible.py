@@ -1,0 +1,143 @@
+"""A reversible stack learns what a plain one that keeps everything would learn."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.data.tokenize.train import Character
+from regard.decode.embed import embed
+from regard.layers.contract import Context
+from regard.layers.reversible import InTurn, Reversible
+from regard.models import zoo
+from regard.models.model import Network
+from regard.models.readouts import Mean, Vector, Vocabulary
+from tests.laws.zoo import SMALL, VOCABULARY, WIDTH, build
+
+NAMES = [
+    "reversible",
+    "reversible, relative bias",
+    "gpt2, reversible",
+    "reversible, side by side",
+    "gpt2, axial, side by side",
+    "reformer",
+    "reformer, several rounds",
+    "reformer, translating",
+]
+
+
+def gradients(network: Network, seed: int) -> tuple[float, dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, VOCABULARY, (3, 11), generator=generator)
+    inputs = {}
+    if network.encoder is not None:
+        inputs["source_ids"] = torch.randint(3, VOCABULARY, (3, 9), generator=generator)
+        inputs["source_padding"] = torch.arange(9) < torch.tensor([9, 4, 6])[:, None]
+    torch.manual_seed(seed)
+    loss = network.readout.loss(network.states(ids, **inputs), ids.roll(-1, 1))
+    network.zero_grad()
+    loss.backward()
+    return loss.item(), {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("training", [False, True])
+def test_gradients_equal_those_of_a_stack_that_keeps_everything(name: str, training: bool, monkeypatch):
+    network = build(name).train(training)
+    loss, found = gradients(network, seed=7)
+
+    def keeps_everything(self, x, context, memory=None):
+        assert memory is None
+        pair = (x, x)
+        for number, layer in enumerate(self.layers):
+            pair, _ = layer(pair, context.under(str(number)), None, None)
+        return self.answer(*pair), None
+
+    if training:  # slices draw their dropout piece by piece; a plain run draws it at once
+        for module in network.modules():
+            if hasattr(module, "slice_length"):
+                module.slice_length = 1000
+        loss, found = gradients(network, seed=7)
+    monkeypatch.setattr(InTurn, "forward", keeps_everything)
+    plain_loss, plain = gradients(network, seed=7)
+    assert loss == pytest.approx(plain_loss, rel=1e-5)
+    assert found.keys() == plain.keys()
+    for key, gradient in plain.items():
+        assert (found[key] - gradient).norm() <= 1e-5 * gradient.norm().clamp_min(1e-3), key
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_streams_side_by_side_are_normed_and_read_together(side: str):
+    name = {"encoder": "bert", "decoder": "gpt2"}[side]
+    model = replace(getattr(zoo, name)(**SMALL), readout=Vocabulary(tied=False))
+    stack = replace(getattr(model, side), join=Reversible(answer="beside"))
+    network = replace(model, **{side: stack}).build(VOCABULARY).eval()
+    built = getattr(network, side)
+    assert built.closing.weight.shape == (2 * WIDTH,)
+    assert network.readout.words.weight.shape == (VOCABULARY, 2 * WIDTH)
+    ids, every = torch.randint(3, VOCABULARY, (2, 5)), []
+    states = network.states(ids, every=every)
+    x = network.embed(ids, Context())
+    pair = (x, x)
+    for layer in built.wiring.layers:
+        pair, _ = layer(pair, Context(), None, None)
+    assert torch.equal(states, built.closing(torch.cat(pair, dim=-1)))
+    assert [tuple(one.shape) for one in every] == 3 * [(2, 5, 2 * WIDTH)]
+    tied = replace(model, **{side: stack}, readout=Vocabulary()).build(VOCABULARY)
+    assert tied.readout.project.weight.shape == (WIDTH, 2 * WIDTH)
+
+
+def test_vectors_of_texts_are_as_wide_as_what_is_read_out():
+    model = replace(zoo.bert(**SMALL), readout=Vector(Mean()))
+    model = replace(model, encoder=replace(model.encoder, join=Reversible(answer="beside")))
+    assert model.vector_width == 2 * WIDTH
+    tokenizer = Character().train(["abc"])
+    vectors = embed(model.build(tokenizer.vocabulary).eval(), tokenizer, ["ab", "c"])
+    assert vectors.shape == (2, 2 * WIDTH)
+
+
+def test_the_source_and_the_bias_get_their_gradients():
+    network = build("reversible, relative bias")
+    _, found = gradients(network, seed=1)
+    assert all(parameter.grad is not None for parameter in network.parameters())
+    assert found["source_embed.table.weight" if "source_embed.table.weight" in found else "embed.table.weight"].norm()
+    assert found["decoder.bias.table.weight"].norm() > 0
+    assert found["encoder.bias.table.weight"].norm() > 0
+
+
+def test_going_backward_twice_is_refused():
+    network, ids = build("gpt2, reversible"), torch.ones(1, 4, dtype=torch.long)
+    loss = network.readout.loss(network.states(ids), ids)
+    loss.backward(retain_graph=True)
+    with pytest.raises((AssertionError, RuntimeError), match=r"once|second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_going_backward_leaves_the_random_state_alone(training: bool):
+    network, ids = build("reformer").train(training), torch.ones(1, 4, dtype=torch.long)
+    loss = network.readout.loss(network.states(ids), ids)
+    torch.rand(1)
+    state = torch.get_rng_state()
+    loss.backward()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ["gpt2, reversible", "reformer", "reformer, translating"])
+def test_a_step_leaves_nothing_behind(name: str):
+    def alive() -> int:
+        gradients(network, seed=1)
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    network = build(name).train()
+    gc.collect()
+    gc.disable()  # which would find some of it, much later
+    try:
+        alive()
+        assert alive() == alive()
+    finally:
+        gc.enable()

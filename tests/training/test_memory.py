@@ -1,0 +1,256 @@
+"""Memory that runs out ends no run; real limits in real processes."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from regard.config.recipe import read_recipe
+from regard.config.setup import read_material
+from regard.data.batching import Plan
+from regard.errors import InputError
+from regard.store.checkpoint import Checkpoint, steps_found
+from regard.training.memory import available, peak, ran_out
+from regard.training.probe import SHARE, Probe, fitting, look_at
+from regard.training.settings import Training
+from tests.training.runs import alone, at_steps, regard, remains, terminate_at, write_recipe
+from tests.training.test_parallel import TORCHRUN, ended, launched
+
+CPU = torch.device("cpu")
+MB = 1 << 20
+
+# Wide and shallow, with steps of many samples: what a step holds, 65 MB, is far more than what lasts.
+WIDE = [
+    "--set", "model.dropout=0.0", "--set", "model.inner=2000", "--set", "train.batch_tokens=4000",
+    "--set", "train.steps=3", "--set", "train.valid_every=100", "--set", "train.average=1",
+    "--set", "train.accumulate=1", "--set", "train.valid_lines=1", "--set", "train.timeout=60",
+]  # fmt: skip
+
+
+def limited(megabytes: int, after: int = 0) -> None:
+    """For two steps memory may grow by so much and no more."""
+    free = resource.RLIM_INFINITY
+    at_steps({
+        after: lambda trainer: limit(megabytes),
+        after + 2: lambda trainer: resource.setrlimit(resource.RLIMIT_AS, (free, free)),
+    })  # fmt: skip
+
+
+def little() -> None:
+    """A machine on which next to no memory is free."""
+    from regard.training import memory, probe
+
+    assert memory.available(CPU) > 0
+    probe.available = lambda device: 10 * MB
+
+
+def cut_at(step: int, parts: int, stop: int | None = None) -> None:
+    """Be cut into parts before the step after the n-th, as if memory had run out, and perhaps stop later."""
+    at_steps({step: lambda trainer: setattr(trainer, "accumulate", parts)})
+    if stop is not None:
+        terminate_at(stop)
+
+
+def limit(megabytes: int) -> None:
+    """Memory may grow by so much and no more."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = pages * resource.getpagesize() + megabytes * MB, resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+def losses(folder: Path) -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]
+
+
+def accumulated(folder: Path) -> list[int]:
+    found = folder / "checkpoints"
+    return [Checkpoint(found / f"step-{n}", n).state()["position"]["accumulate"] for n in steps_found(found)]
+
+
+def test_a_step_that_does_not_fit_is_cut_and_the_run_goes_on(tmp_path: Path):
+    recipe = write_recipe(tmp_path, 1000)
+    code, out, err = regard("train", recipe, *WIDE, "--out", tmp_path / "short", driver=partial(limited, 30))
+    assert (code, err) == (0, "")
+    parts = accumulated(tmp_path / "short")[-1]
+    assert parts > 1
+    assert "warning: out of memory at step 1; it was done again in " in out
+    assert f"train.accumulate = {parts}." in out
+    given = [*WIDE, "--set", f"train.accumulate={parts}"]
+    code, out, _ = regard("train", recipe, *given, "--out", tmp_path / "ample")
+    assert (code, "out of memory" in out) == (0, False)
+    assert len(losses(tmp_path / "short")) == 3
+    assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "ample"), rel=1e-5)
+
+
+def test_a_run_that_was_cut_goes_on_in_as_many_parts(tmp_path: Path):
+    recipe, steps = write_recipe(tmp_path), ["--set", "train.steps=20"]
+    assert regard("train", recipe, *steps, "--out", tmp_path / "whole", driver=partial(cut_at, 5, 4))[0] == 0
+    code, _, err = regard("train", recipe, *steps, "--out", tmp_path / "run", driver=partial(cut_at, 5, 4, stop=9))
+    assert (code, "stopped by SIGTERM at step 10" in err) == (143, True)
+    code, out, _ = regard("train", recipe, *steps, "--out", tmp_path / "run")
+    assert (code, "resuming at step 10" in out) == (0, True)
+    assert remains(tmp_path / "run") == remains(tmp_path / "whole")
+
+
+def test_a_run_ends_with_one_line_when_not_even_a_sample_fits(tmp_path: Path):
+    single = [*WIDE, "--set", "train.batch_tokens=1", "--set", "model.inner=100000", "--set", "train.save_every=1"]
+    code, _, err = regard(
+        "train", write_recipe(tmp_path, 20), *single, "--out", tmp_path / "run", driver=partial(limited, -60, after=1)
+    )
+    assert (code, err.count("\n")) == (1, 1)
+    assert "out of memory at step 2: not even one sample fits" in err
+    assert "Last good checkpoint: step 1." in err
+
+
+def test_a_batch_that_hardly_fits_is_said(tmp_path: Path):
+    given = [*WIDE, "--set", "train.batch_tokens=fit", "--set", "model.inner=20000", "--set", "train.steps=1"]
+    code, out, err = regard("train", write_recipe(tmp_path, 1000), *given, "--out", tmp_path / "run", driver=little)
+    assert (code, err) == (0, "")
+    assert "warning: batch_tokens = 1,024 needs most of the memory or more (train.batch_tokens). See what to" in out
+
+
+# Rank 1 has no memory left from the second step on.
+TOGETHER = """
+import sys
+from functools import partial
+from regard.cli import run
+from regard.learn.trainer import Trainer
+from tests.training.test_memory import limit
+advance = Trainer.advance
+def limited(self):
+    if self.world.rank == 1 and self.step == 1:
+        limit(-20)
+    return advance(self)
+Trainer.advance = limited
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_without_memory_does_not_hang_the_others(tmp_path: Path):
+    words = ["--no-python", sys.executable, "-c", TOGETHER, "train", str(write_recipe(tmp_path, 1000)), *WIDE]
+    code, _, err = ended(launched([*TORCHRUN, *words, "--out", str(tmp_path / "run")]))
+    assert code != 0
+    assert "rank 1: out of memory at step 2, and processes that learn together cannot cut a step anew" in err
+
+
+def test_only_memory_that_ran_out_counts_as_such():
+    for allocate in (lambda: torch.empty(1 << 50), lambda: np.ones(1 << 50)):
+        with pytest.raises((RuntimeError, MemoryError)) as caught:
+            allocate()
+        assert ran_out(caught.value)
+    with pytest.raises(RuntimeError) as caught:
+        torch.ones(2) @ torch.ones(3)
+    assert not ran_out(caught.value)
+    assert ran_out(torch.OutOfMemoryError("CUDA out of memory."))
+
+
+@pytest.fixture
+def short_of_memory() -> Iterator[Callable[[int], None]]:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    yield limit
+    resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_a_limit_of_the_process_is_what_is_available(short_of_memory):
+    before = available(CPU)
+    assert before > 400 * MB
+    short_of_memory(300)
+    assert 250 * MB < available(CPU) <= 300 * MB
+
+
+def peaks() -> list[float]:
+    """Megabytes: of the same work twice, and of none."""
+
+    def work() -> None:
+        held = [torch.ones(100, 1000) for _ in range(300)]  # small enough to come from the heap, 120 MB in all
+        del held[::2]
+
+    return [peak(done, CPU) / 1e6 for done in (work, work, lambda: None)]
+
+
+def test_the_peak_is_what_was_held_at_once_and_not_what_lay_about():
+    first, second, nothing = alone(peaks)
+    assert [first, second] == pytest.approx([120, 120], rel=0.05)
+    assert nothing < 1
+
+
+def chosen(recipe: Path, rooms: Sequence[int]) -> list[tuple[int, bool]]:
+    """What `fitting` says when so many bytes are available."""
+    from regard.training import probe
+
+    material = read_material(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
+    found = []
+    for room in rooms:
+        probe.available = lambda device, room=room: room
+        found.append(fitting(material.network, material.samples, material.recipe.train, CPU))
+    return found
+
+
+def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], int]:
+    """What the largest step of each size of batch needs, in bytes, and the tokens of an epoch."""
+    material = read_material(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
+    probe = Probe(material.network, material.samples, replace(material.recipe.train, batch_tokens=1024), CPU)
+    epochs = [look_at(Plan(material.samples.lengths, tokens, 1)) for tokens in batches]
+    return [probe.memory(epoch.largest).total for epoch in epochs], epochs[0].tokens
+
+
+def test_batch_tokens_are_the_most_that_fit(tmp_path: Path):
+    recipe = write_recipe(tmp_path, 1000)
+    needs, tokens = alone(needed, recipe, (1024, 2048, 4096))
+    assert needs[1] - needs[0] == pytest.approx((needs[2] - needs[1]) / 2, rel=0.1)
+    rooms = [10 * MB, *(int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])), 4000 * MB]
+    *short, (most, fits) = alone(chosen, recipe, rooms)
+    assert short == [(1024, False), (1024, True), (1024, True), (2048, True)]
+    assert fits
+    assert 2048 < most <= tokens < 2 * most
+
+
+def test_a_run_keeps_to_the_batch_that_once_fitted(tmp_path: Path):
+    recipe, fit = write_recipe(tmp_path, 300), ["--set", "train.batch_tokens=fit", "--set", "train.average=1"]
+    train = ["train", recipe, *fit, "--out", tmp_path / "run"]
+    code, out, err = regard(*train, "--set", "train.steps=2")
+    assert (code, err) == (0, "")
+    assert "batch_tokens = 4,096 fits (train.batch_tokens)" in out
+    assert read_recipe(tmp_path / "run" / "recipe.toml").train.batch_tokens == 4096
+    code, out, _ = regard(*train, "--set", "train.steps=4", driver=nothing_fits)
+    assert (code, "resuming at step 2" in out, "fits" in out) == (0, True, False)
+    again = ["train", recipe, "--set", "train.average=1", "--set", "train.batch_tokens=4096"]
+    assert regard(*again, "--set", "train.steps=4", "--out", tmp_path / "number")[0] == 0
+    assert losses(tmp_path / "run") == losses(tmp_path / "number")
+
+
+def nothing_fits() -> None:
+    from regard.config import setup as run
+
+    run.fitting = lambda *given: (1024, False)
+
+
+def test_a_batch_is_a_number_or_fit():
+    assert Training(batch_tokens="fit").batch_tokens == "fit"
+    with pytest.raises(InputError, match=r'a whole number or "fit", got "fits" .*train\.batch_tokens'):
+        read_recipe("dates", ["train.batch_tokens=fits"])
+    with pytest.raises(InputError, match="batch_tokens must be 1 or more"):
+        Training(batch_tokens=0)
+
+
+def test_work_that_fails_is_not_done_again():
+    done = []
+
+    def fails() -> None:
+        done.append(1)
+        raise FileNotFoundError("gone")
+
+    with pytest.raises(FileNotFoundError):
+        peak(fails, torch.device("cpu"))
+    assert done == [1]

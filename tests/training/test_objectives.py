@@ -1,0 +1,227 @@
+"""Every problem can be learnt, from nothing or from a model that has learnt before, and a run of it can be resumed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard.config.recipe import read_recipe
+from regard.config.run import train
+from regard.config.setup import prepare
+from regard.errors import InputError
+from regard.evaluation.check import check
+from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
+from regard.training.distributed import World
+from regard.training.log import Quiet
+from regard.training.loop import Run
+from regard.training.step import Trainer
+
+SMALL = "width = 16\ndepth = 2\nheads = 2\ninner = 24\n"
+BERT = f'name = "bert"\n{SMALL}longest = 40\n'
+GPT2 = f'name = "gpt2"\n{SMALL}'
+T5 = f'name = "t5"\n{SMALL}'
+SHA = 'name = "sha_rnn"\nwidth = 16\ndepth = 2\nwindow = 30\n'
+SPELLED = 'embed = { kind = "spelled", filters = [[1, 8], [2, 8]], letters = 8 }\n'
+ELMO = f'name = "elmo"\nwidth = 16\ninner = 24\nclip = "none"\n{SPELLED}'
+CHARACTERS = 'tokenizer = { kind = "character", sentinels = 16 }\n'
+WORDS = 'tokenizer = "word"\n'
+PLAIN = 'train = "plain.txt"\nvalid = "plain.txt"\ndocuments = "line"\n' + CHARACTERS
+LABELLED = 'train = "labels.tsv"\nvalid = "labels.tsv"\nfields = ["text", "label"]\n' + CHARACTERS
+PAIRED = 'train = "pairs.tsv"\nvalid = "pairs.tsv"\nfields = ["1", "2", "3"]\n' + CHARACTERS
+
+PROBLEMS = {
+    "masked words": (BERT, PLAIN + 'problem = { kind = "masked", length = 24 }'),
+    "next sentence": (BERT, PLAIN + 'problem = { kind = "masked", length = 24, next_sentence = true }'),
+    "a stream": (SHA, PLAIN + 'problem = { kind = "stream", length = 24, rows = 7 }'),
+    "both ways": (ELMO, PLAIN.replace(CHARACTERS, WORDS) + 'problem = { kind = "both_ways", length = 24 }'),
+    "labels, spelled": (ELMO, LABELLED.replace(CHARACTERS, WORDS) + 'problem = "labels"'),
+    "spans": (T5, PLAIN + 'problem = { kind = "spans", length = 24 }'),
+    "labels, encoder": (BERT, LABELLED + 'problem = "labels"'),
+    "labels, decoder": (GPT2, LABELLED + 'problem = "labels"'),
+    "labels, the encoder of two": (T5, LABELLED + 'problem = "labels"'),
+    "labels of pairs": (BERT, PAIRED.replace("pairs", "next") + 'problem = { kind = "labels", longest = 40 }'),
+    "numbers of pairs": (BERT, PAIRED + 'problem = { kind = "scores", longest = 40 }'),
+    "tags": (BERT, 'train = "tags.{a,b}"\nvalid = "tags.{a,b}"\n' + CHARACTERS + 'problem = "tagging"'),
+    "contrast": (BERT, 'train = "tags.{a,b}"\nvalid = "tags.{a,b}"\n' + CHARACTERS + 'problem = "contrast"'),
+    "text to text": (T5, 'train = [{ path = "tags.{a,b}", prefix = "tag: " }]\nvalid = "tags.{a,b}"\n' + CHARACTERS),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words in which the order of letters repeats; a label says which letter begins, a number how many there are."""
+    folder = tmp_path_factory.mktemp("texts")
+    words = [("abcdefgh" * 3)[start : start + 3 + start % 5 + length] for start in range(8) for length in range(1, 8)]
+    halves = list(zip(words, words[1:] + words[:1]))
+    texts = {
+        "plain.txt": [f"{one} {other} {one}" for one, other in halves],
+        "labels.tsv": ["text\tlabel", *[f"{word}\t{'early' if word[0] < 'e' else 'late'}" for word in words]],
+        "pairs.tsv": [f"{one}\t{other}\t{len(one)}.0" for one, other in halves],
+        "next.tsv": [f"{one}\t{other}\t{one[0]}" for one, other in halves],
+        "tags.a": [f"{one} {other}" for one, other in halves],
+        "tags.b": [f"{one[0]} {other[0]}" for one, other in halves],
+    }
+    for name, lines in texts.items():
+        (folder / name).write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+SETTINGS = """
+steps = 8
+batch_tokens = 300
+rate = 1e-2
+schedule = { kind = "constant" }
+smoothing = 0.0
+save_every = 4
+valid_every = 4
+"""
+
+
+def write(folder: Path, model: str, text: str, **settings: Any) -> Path:
+    path = folder / "recipe.toml"
+    lines = "".join(f"{key} = {value}\n" for key, value in settings.items())
+    path.write_text(f'[model]\n{model}\n[text]\nfolder = "{folder}"\n{text}\n[train]{SETTINGS}{lines}')
+    return path
+
+
+def learner(recipe: Path, out: Path) -> Trainer:
+    job = prepare(read_recipe(recipe), out, World(torch.device("cpu")), Quiet())
+    return Run(job, out, torch.device("cpu"), Quiet()).trainer
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_every_problem_is_learnt(folder: Path, tmp_path: Path, name: str):
+    model, text = PROBLEMS[name]
+    tmp_path.joinpath("out").mkdir()
+    trainer = learner(write(folder, model + "dropout = 0.0\n", text), tmp_path / "out")
+    losses = [trainer.advance().loss for _ in range(120)]
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    assert all(parameter.grad is not None for parameter in trainer.network.parameters())
+
+
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_a_resumed_run_ends_as_the_unbroken_one(folder: Path, tmp_path: Path, name: str):
+    recipe = write(folder, *PROBLEMS[name])
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    train(recipe, tmp_path / "parts", settings=["train.steps=8"])
+    whole, parts = (
+        load_file(tmp_path / run / "checkpoints" / "step-8" / "model.safetensors") for run in ("whole", "parts")
+    )
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+
+
+@pytest.mark.parametrize("name", [name for name in PROBLEMS if name != "contrast"])
+def test_parts_of_a_step_add_up_to_the_step(folder: Path, tmp_path: Path, name: str):
+    model, text = PROBLEMS[name]
+    found = []
+    for accumulate in (1, 3):
+        out = tmp_path / str(accumulate)
+        out.mkdir()
+        trainer = learner(write(folder, model + "dropout = 0.0\n", text, accumulate=accumulate), out)
+        found.append([trainer.advance().loss for _ in range(3)])
+    assert found[0] == pytest.approx(found[1], rel=2e-3)
+
+
+def test_what_was_learnt_before_is_where_a_run_begins(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["masked words"]), tmp_path / "before")
+    init = f'init = "{tmp_path / "before"}"\nwords = ["hgf", "abc"]'
+    text = LABELLED.replace(CHARACTERS, "") + 'problem = "labels"'
+    (tmp_path / "out").mkdir()
+    trainer = learner(write(folder, init, text, groups='[{ match = "embed.*", rate = 0.0 }]'), tmp_path / "out")
+    before, after = read_folder(tmp_path / "before", torch.device("cpu")), trainer.network
+    old, new = dict(before.network.named_parameters()), dict(after.named_parameters())
+    same = [name for name in new if name in old and torch.equal(new[name][: len(old[name])], old[name])]
+    assert {name.rpartition(".")[0] for name in new if name not in same} == {"readout.inner", "readout.out"}
+    assert after.description.readout.names == ("early", "late")
+    assert after.vocabulary == before.network.vocabulary + 2
+    table = after.embed.table.weight
+    parts = before.tokenizers[0].encode("hgf")
+    assert torch.allclose(table[before.network.vocabulary], table[parts].mean(dim=0))
+    trainer.advance()
+    assert torch.equal(after.embed.table.weight[: before.network.vocabulary], before.network.embed.table.weight)
+    assert not torch.equal(after.encoder.wiring.layers[0]["self"].norm.weight, torch.ones(16))
+
+
+def test_a_run_that_began_with_another_can_be_resumed(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["spans"]), tmp_path / "before")
+    text = 'train = [{ path = "tags.{a,b}", prefix = "tag: " }]\nvalid = "tags.{a,b}"\n'
+    recipe = write(folder, f'init = "{tmp_path / "before"}"\nwords = ["tag"]', text)
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    train(recipe, tmp_path / "parts")
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "said"),
+    [
+        (GPT2, PROBLEMS["masked words"][1], r'"gpt2" does not learn .* masked .*model.name = "bert"'),
+        (BERT, PROBLEMS["spans"][1], r'"bert" does not learn .* spans .*model.name = "t5"'),
+        (T5, PLAIN + 'problem = "next_token"', r'"t5" does not learn .* next token .*model.name = "gpt2"'),
+        (BERT, PLAIN + 'problem = "both_ways"', r'"bert" does not learn .* both ways .*model.name = "elmo"'),
+        ('init = "nowhere"', PLAIN, r"keeps its own tokenizer"),
+        ('init = "nowhere"', PLAIN.replace(CHARACTERS, ""), r"no such model folder: nowhere"),
+        ('init = "nowhere"\nwords = ["a", "a"]', PLAIN.replace(CHARACTERS, ""), r"words must be different"),
+        ('init = "nowhere"\nname = "bert"', PLAIN.replace(CHARACTERS, ""), r'unknown key "name"'),
+        (T5, PLAIN.replace("16", "0") + 'problem = "spans"', r"sentinels"),
+    ],
+)
+def test_what_cannot_be_learnt_is_refused(folder: Path, tmp_path: Path, model: str, text: str, said: str):
+    with pytest.raises(InputError, match=said):
+        train(write(folder, model, text), tmp_path / "out")
+
+
+def test_a_head_that_said_something_else_is_not_kept(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["labels of pairs"]), tmp_path / "eight")
+    init = f'init = "{tmp_path / "eight"}"'
+    text = LABELLED.replace(CHARACTERS, "")
+    for problem in ('problem = "labels"', 'problem = { kind = "labels", names = ["late", "early"] }'):
+        (tmp_path / problem[:12]).mkdir(exist_ok=True)
+        network = learner(write(folder, init, text + problem), tmp_path / problem[:12]).network
+        old = dict(read_folder(tmp_path / "eight", torch.device("cpu")).network.named_parameters())
+        new = dict(network.named_parameters())
+        assert new["readout.out.weight"].shape == (2, 16)
+        assert not torch.equal(new["readout.out.weight"], old["readout.out.weight"][:2])
+        assert torch.equal(new["readout.inner.weight"], old["readout.inner.weight"])
+    plain = PLAIN.replace(CHARACTERS, "") + 'problem = "masked"'
+    with pytest.raises(InputError, match=r"says names, not words \(model.init\)"):
+        train(write(folder, init, plain), tmp_path / "words")
+
+
+def test_a_resume_does_not_need_what_the_run_began_with(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["both ways"]), tmp_path / "before")
+    text = LABELLED.replace(CHARACTERS, "") + 'problem = "labels"'
+    recipe = write(folder, f'init = "{tmp_path / "before"}"\npool = "mean"', text)
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    shutil.rmtree(tmp_path / "before")
+    model = train(recipe, tmp_path / "parts")
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+    assert {finding.verdict for finding in check(model)} <= {"holds", "skipped", "noted"}
+    assert model.look("abc def").source_tokens[0] == "<s>"
+
+
+def test_a_resume_keeps_rows_that_no_token_has(folder: Path, tmp_path: Path):
+    train(write(folder, *PROBLEMS["masked words"]), tmp_path / "before")
+    found = read_folder(tmp_path / "before", torch.device("cpu"))
+    (tmp_path / "roomy").mkdir()
+    roomy = found.network.description.build(found.network.vocabulary + 7)
+    write_description(tmp_path / "roomy", roomy, found.tokenizers, task="fill", generation={})
+    write_weights(tmp_path / "roomy", unique_tensors(roomy))
+    text = PROBLEMS["masked words"][1].replace(CHARACTERS, "")
+    recipe = write(folder, f'init = "{tmp_path / "roomy"}"\nwords = ["hgf"]', text)
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    train(recipe, tmp_path / "parts")
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert whole["embed.table.weight"].shape[0] == found.network.vocabulary + 7
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)

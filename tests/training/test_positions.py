@@ -1,0 +1,182 @@
+"""All positions are learnt though rows are short, and they can grow, so that a model reads more than before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from regard.config.recipe import read_recipe
+from regard.config.run import train
+from regard.config.setup import prepare
+from regard.data.read.corpus import read_corpus
+from regard.data.read.files import Reading
+from regard.data.samples import PackedSamples
+from regard.data.tasks.language_model import NextToken
+from regard.data.tokenize.train import Character
+from regard.errors import InputError
+from regard.layers.positions import Axial, Learned
+from regard.store.folder import read_folder
+from regard.store.loading import LEARNT_LENGTH
+from regard.training.distributed import World
+from regard.training.log import Quiet
+
+CPU = torch.device("cpu")
+MODEL = 'name = "gpt2"\nwidth = 16\ndepth = 1\nheads = 2\ninner = 24\ndropout = 0.0\n'
+AXIAL = MODEL + 'position = { kind = "axial", shape = [4, 8], widths = [6, 10] }\n'
+LEARNED = MODEL + 'position = { kind = "learned", longest = 32 }\n'
+CHARACTERS = 'tokenizer = "character"\n'
+TEXT = 'train = "plain.txt"\nvalid = "plain.txt"\ndocuments = "line"\n'
+SETTINGS = """
+steps = 4
+batch_tokens = 200
+rate = 1e-2
+schedule = { kind = "constant" }
+save_every = 2
+valid_every = 4
+"""
+
+
+def written(folder: Path, model: str, problem: str, text: str = TEXT) -> Path:
+    """A recipe."""
+    folder.mkdir(exist_ok=True)
+    folder.joinpath("plain.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]} {'hgf' * (i % 3)}\n" for i in range(60)))
+    path = folder / "recipe.toml"
+    path.write_text(
+        f'[model]\n{model}\n[text]\nfolder = "{folder}"\n{text}problem = {problem}\n[train]{SETTINGS}'
+    )  # fmt: skip
+    return path
+
+
+def short(length: int) -> str:
+    """The problem with rows of this length."""
+    return f'{{ kind = "next_token", length = {length} }}'
+
+
+@pytest.mark.parametrize(
+    ("model", "grown", "tables"),
+    [(AXIAL, Axial((9, 8), (6, 10)), ("rows", "columns")), (LEARNED, Learned(70), ("weight",))],
+)
+def test_a_model_with_more_positions_begins_with_what_it_knew(model: str, grown: Any, tables: Any, tmp_path: Path):
+    train(written(tmp_path, model, short(32), TEXT + CHARACTERS), tmp_path / "before")
+    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nlongest = 70', short(70))
+    (tmp_path / "after").mkdir()
+    after = prepare(read_recipe(recipe), tmp_path / "after", World(CPU), Quiet()).network.eval()
+    before = read_folder(tmp_path / "before", CPU).network
+    assert after.description.embed.position == grown
+    assert after.longest == grown.longest
+    old, new = dict(before.named_parameters()), dict(after.named_parameters())
+    assert old.keys() == new.keys()
+    for name, tensor in old.items():
+        assert torch.equal(new[name][: len(tensor)], tensor), name
+    table, known = new[f"embed.position.{tables[0]}"], old[f"embed.position.{tables[0]}"]
+    assert len(table) > len(known)
+    assert torch.allclose(table[len(known) :], known.mean(0).expand(len(table) - len(known), -1))
+    ids = torch.randint(4, 10, (2, 30))
+    assert torch.equal(before(ids), after(ids))
+
+
+def test_a_run_whose_positions_grew_can_be_resumed(tmp_path: Path):
+    train(written(tmp_path, AXIAL, short(32), TEXT + CHARACTERS), tmp_path / "before")
+    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nlongest = 40', short(40))
+    train(recipe, tmp_path / "whole")
+    train(recipe, tmp_path / "parts", settings=["train.steps=3"])
+    train(recipe, tmp_path / "parts")
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert whole["embed.position.rows"].shape == (5, 6)
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(AXIAL, r"longest = 31 is less than the 32 tokens .* \(model.longest\)"),
+     (MODEL + 'position = "sinusoid"\n', r"no learnt positions that could grow \(model.longest\)")],
+)  # fmt: skip
+def test_positions_that_cannot_grow_are_refused(model: str, said: str, tmp_path: Path):
+    train(written(tmp_path, model, short(20), TEXT + CHARACTERS), tmp_path / "before")
+    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nlongest = 31', short(20))
+    with pytest.raises(InputError, match=said) as caught:
+        train(recipe, tmp_path / "after")
+    assert "\n" not in str(caught.value)
+
+
+SHIFTED = '{ kind = "next_token", length = 10, shift = 32 }'
+
+
+def shifted(tmp_path: Path, **changes: Any) -> PackedSamples:
+    """Rows of ten tokens that stand anywhere among 32 positions."""
+    (tmp_path / "plain.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}\n" for i in range(60)))
+    corpus = read_corpus(str(tmp_path / "plain.txt"), Reading(documents=changes.pop("documents", "file")))
+    return NextToken(**{"length": 10, "shift": 32, **changes}).samples(corpus, (Character().train(["abcdefgh"]), None))
+
+
+@pytest.mark.parametrize("documents", ["file", "line"])
+def test_rows_stand_anywhere_within_the_shift(documents: str, tmp_path: Path):
+    samples, plain = (shifted(tmp_path, documents=documents, shift=shift) for shift in (32, 0))
+    every = np.arange(len(samples))
+    found = [samples.batch(every, draw) for draw in range(40)]
+    still = plain.batch(every, 1)
+    within = still.inputs.get("positions", torch.arange(10))
+    real = still.inputs.get("padding", torch.ones_like(still.inputs["ids"], dtype=torch.bool))
+    firsts = set()
+    for batch in found:
+        first = (batch.inputs["positions"] - within)[:, 0]
+        assert torch.equal((within + first[:, None])[real], batch.inputs["positions"][real])
+        assert batch.inputs["positions"].max() < 32
+        assert torch.equal(batch.inputs["ids"], still.inputs["ids"])
+        assert torch.equal(batch.targets, still.targets)
+        firsts |= set(first[:-1].tolist())
+    assert firsts == set(range(23))  # 22 + 10 = 32
+
+
+def test_where_a_row_stands_is_its_own_affair(tmp_path: Path):
+    samples = shifted(tmp_path)
+    every, alone = samples.batch(np.arange(len(samples)), 5), samples.batch([3], 5)
+    assert torch.equal(every.inputs["positions"][3], alone.inputs["positions"][0])
+    assert torch.equal(alone.inputs["positions"], samples.batch([3], 5).inputs["positions"])
+    other = samples.batch(np.arange(len(samples)), 6)
+    assert not torch.equal(every.inputs["positions"], other.inputs["positions"])
+
+
+def test_validation_begins_at_the_first_position(tmp_path: Path):
+    assert "positions" not in shifted(tmp_path).batch([0, 3]).inputs
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_shifted_run_can_be_resumed(accumulate: int, tmp_path: Path):
+    recipe = written(tmp_path, AXIAL, SHIFTED, TEXT + CHARACTERS)
+    more = [f"train.accumulate={accumulate}"]
+    train(recipe, tmp_path / "whole", settings=more)
+    train(recipe, tmp_path / "parts", settings=[*more, "train.steps=3"])
+    train(recipe, tmp_path / "parts", settings=more)
+    whole, parts = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "parts"))
+    assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+    start = prepare(read_recipe(recipe), tmp_path / "whole", World(CPU), Quiet()).network.embed.position.rows
+    assert (whole["embed.position.rows"] != start).any(dim=1).all()  # though rows are ten tokens long
+
+
+@pytest.mark.parametrize(
+    ("model", "problem", "said"),
+    [(AXIAL, SHIFTED.replace("32", "33"), r"text.problem.shift\) has 33 tokens, this model reads 32"),
+     (AXIAL, SHIFTED.replace("32", "9"), r"shift = 9 leaves no room for rows of 10 tokens")],
+)  # fmt: skip
+def test_a_shift_beyond_the_positions_is_refused(model: str, problem: str, said: str, tmp_path: Path):
+    with pytest.raises(InputError, match=said):
+        train(written(tmp_path, model, problem, TEXT + CHARACTERS), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("problem", "learnt"), [(short(10), 10), (SHIFTED, 32)])
+def test_a_folder_knows_how_much_its_model_has_learnt_to_read_at_once(tmp_path: Path, problem: str, learnt: int):
+    model = train(written(tmp_path / "text", LEARNED, problem, TEXT + CHARACTERS), tmp_path / "run")
+    assert model.config[LEARNT_LENGTH] == learnt
+
+
+def test_what_a_model_could_read_before_is_not_forgotten_with_shorter_texts(tmp_path: Path):
+    train(written(tmp_path, LEARNED, short(20), TEXT + CHARACTERS), tmp_path / "before")
+    after = written(tmp_path / "more", f'init = "{tmp_path / "before"}"', short(10))
+    assert train(after, tmp_path / "after").config[LEARNT_LENGTH] == 20
+    assert train(after, tmp_path / "after", settings=["train.steps=5"]).config[LEARNT_LENGTH] == 20

@@ -1,0 +1,121 @@
+"""Scheduled sampling: the words a model reads become its own, by the schedules of the paper."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from regard.decode.options import Options
+from regard.decode.search import search
+from regard.errors import InputError
+from regard.models import zoo
+from regard.training.optimizers import Constant
+from regard.training.scheduled_sampling import Exponential, InverseSigmoid, Linear, own_words
+from regard.training.settings import Training
+from tests.laws.zoo import BEGIN, END, TRANSLATORS, VOCABULARY, build
+from tests.training.runs import regard, remains, terminate_at, write_recipe
+from tests.training.test_trainer import trainer
+
+SCHEDULES = [Linear(100, 0.5), Exponential(0.99), InverseSigmoid(20)]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_shares_rise_from_nothing_to_their_most(schedule: Linear | Exponential | InverseSigmoid):
+    shares = [schedule.share(step) for step in range(1000)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.05
+    assert shares[-1] == pytest.approx(0.5 if isinstance(schedule, Linear) else 1.0, abs=1e-3)
+
+
+def test_the_papers_curves():
+    assert Exponential(0.9).share(10) == pytest.approx(1 - 0.9**10)
+    assert InverseSigmoid(10).share(30) == pytest.approx(1 - 10 / (10 + 2.718281828**3))
+    assert Linear(200, 0.4).share(50) == pytest.approx(0.1)
+
+
+def inputs() -> dict[str, torch.Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    ids = torch.randint(3, VOCABULARY, (4, 12), generator=draw)
+    ids[:, 0] = BEGIN
+    return {
+        "ids": ids,
+        "padding": torch.arange(12) < torch.tensor([12, 7, 10, 1])[:, None],
+        "source_ids": torch.randint(3, VOCABULARY, (4, 9), generator=draw),
+        "source_padding": torch.arange(9) < torch.tensor([9, 9, 4, 6])[:, None],
+    }
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_all_its_own_words_are_what_greedy_search_says(name: str):
+    network, given = build(name), inputs()
+    found = own_words(network, given, 1.0)["ids"]
+    assert network.training
+    network.eval()
+    with torch.no_grad():
+        source = network.read(given["source_ids"], given["source_padding"])
+    said = search(network, 4 * [[BEGIN]], Options(length_penalty=0.0), end=END, limits=4 * [11], source=source)
+    for row, length in enumerate([12, 7, 10, 1]):
+        tokens = list(said[row][0].tokens[: length - 1])
+        assert found[row, 1 : 1 + len(tokens)].tolist() == tokens
+        assert torch.equal(found[row, length:], given["ids"][row, length:])
+
+
+def test_no_word_of_its_own_is_the_teachers_text():
+    given = inputs()
+    assert own_words(build("luong"), given, 0.0) is given
+
+
+def test_half_of_the_words():
+    network, given = build("transformer"), inputs()
+    given = {name: tensor.repeat(50, 1) for name, tensor in given.items()}
+    torch.manual_seed(0)
+    changed = own_words(network, given, 0.5)["ids"] != given["ids"]
+    assert not changed[:, 0].any()
+    assert 0.4 < float(changed[given["padding"]].float().mean()) < 0.6
+
+
+@pytest.mark.parametrize("model", ["seq2seq", "bahdanau", "luong"])
+def test_a_recurrent_run_goes_on_as_if_it_had_never_stopped(tmp_path: Path, model: str):
+    recipe = write_recipe(tmp_path)
+    text = recipe.read_text().replace('"transformer"', f'"{model}"').replace("heads   = 2\ninner   = 24\n", "")
+    recipe.write_text(text + 'sampling     = { kind = "linear", steps = 20, most = 0.6 }\n')
+    assert regard("train", recipe, "--out", tmp_path / "whole")[0] == 0
+    code, _, err = regard("train", recipe, "--out", tmp_path / "parts", driver=partial(terminate_at, 23))
+    assert code == 143, err
+    assert regard("train", recipe, "--out", tmp_path / "parts")[0] == 0
+    assert remains(tmp_path / "parts") == remains(tmp_path / "whole")
+
+
+def test_sampling_is_learnt_with():
+    plain, sampled = (trained(sampling) for sampling in (None, Linear(1, 0.5)))
+    assert plain[0] == sampled[0]  # nothing is the model's own at first
+    assert plain[1:] != sampled[1:]
+    assert sampled[-1] < 0.75 * sampled[0]
+
+
+def trained(sampling: Linear | None) -> list[float]:
+    learner = trainer(
+        zoo.luong(16, 1, dropout=0.0), batch_tokens=500, rate=1e-2, schedule=Constant(), sampling=sampling
+    )
+    return [learner.advance().loss for _ in range(40)]
+
+
+def test_what_cannot_be_sampled_is_refused():
+    with pytest.raises(InputError, match='Use parallel = "replicate"'):
+        Training(sampling=Linear(), parallel="shard")
+    with pytest.raises(InputError, match="Leave out sampling"):
+        trainer(zoo.gpt2(16, 1, 2), sampling=Linear())
+    for wrong in (lambda: Linear(0), lambda: Linear(most=1.5), lambda: Exponential(0.0), lambda: InverseSigmoid(0.5)):
+        with pytest.raises(InputError):
+            wrong()
+
+
+def test_a_failure_does_not_leave_the_network_as_if_it_were_not_learning():
+    network, given = build("luong").train(), inputs()
+    given["source_ids"] = given["source_ids"] + VOCABULARY
+    with pytest.raises(IndexError):
+        own_words(network, given, 1.0)
+    assert network.training
