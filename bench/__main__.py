@@ -57,7 +57,7 @@ def train_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     from bench.text import read_bitext
 
     text = read_bitext(chosen.data, chosen.vocabulary)
-    settings = Training(batch_tokens=chosen.batch_tokens, schedule=Constant(), rate=3e-4, seed=chosen.seed)
+    settings = Training(batch_tokens=chosen.batch_tokens, schedule=Constant(), learning_rate=3e-4, seed=chosen.seed)
     description = described(chosen)
     result = train.measure(text, description, settings, rounds=chosen.rounds, steps=chosen.steps)
     facts = {
@@ -76,7 +76,7 @@ def recurrent_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]
     from bench.text import read_bitext
 
     text = read_bitext(chosen.data, chosen.vocabulary)
-    settings = Training(batch_tokens=chosen.batch_tokens, schedule=Constant(), rate=1e-3, seed=chosen.seed)
+    settings = Training(batch_tokens=chosen.batch_tokens, schedule=Constant(), learning_rate=1e-3, seed=chosen.seed)
     pairs = recurrent.pairs(chosen.width, chosen.depth, chosen.dropout)
     tables = []
     for pair in pairs:
@@ -105,7 +105,7 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     if model is None:
         schedule = Cosine(warmup=max(1, chosen.steps // 4))
         settings = Training(
-            steps=chosen.steps, batch_tokens=chosen.batch_tokens, schedule=schedule, rate=1e-3, seed=chosen.seed
+            steps=chosen.steps, batch_tokens=chosen.batch_tokens, schedule=schedule, learning_rate=1e-3, seed=chosen.seed
         )
         model = decode.learn(text, described(chosen), settings)
     origin = f"learnt for {chosen.steps} steps" if chosen.model is None else f"from {chosen.model.resolve().name}"

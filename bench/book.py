@@ -26,7 +26,7 @@ def read(model: LoadedModel, text: str) -> NDArray[np.float64]:
     tokenizer = model.tokenizer
     row = torch.tensor([tokenizer.begin, *tokenizer.encode(text)], device=model.device)
     with torch.inference_mode():
-        states = model.network.states(row[None, :-1])[0]
+        states = model.network.hidden_states(row[None, :-1])[0]
         costs = [cost(model, states[at : at + _AT_ONCE], row[at + 1 :]) for at in range(0, len(states), _AT_ONCE)]
     return np.asarray(torch.cat(costs).cpu(), dtype=np.float64) / math.log(2)
 

@@ -36,7 +36,7 @@ _HELD_OUT = 0.05  # of a file, to choose the best weights by, and as much to be 
 _MOST = 50_000  # bytes of either
 _FILLING, _TIMED = 10, 20  # steps
 _SHA = 'name = "sha_rnn"\nwindow = 1000\n'
-_STREAM = 'problem = { kind = "stream", length = 128, rows = 16 }\n'
+_STREAM = 'problem = { kind = "truncated_bptt", length = 128, rows = 16 }\n'
 
 Say = Callable[[str], None]
 
@@ -47,7 +47,7 @@ class Task:
 
     width: int = 128
     depth: int = 4
-    rate: float = 5e-3
+    learning_rate: float = 5e-3
     dropout: float = 0.1
     minutes: float = 20.0
     seed: int = 1
@@ -60,7 +60,7 @@ class Task:
             "LSTM, no head": f"[model]\n{_SHA}attention = []\n[text]\n{_STREAM}",
             "LSTM, one head": f"[model]\n{_SHA}[text]\n{_STREAM}",
             "LSTM, a head in every layer": f'[model]\n{_SHA}attention = "all"\n[text]\n{_STREAM}',
-            "Transformer": f'[model]\n{gpt}[text]\nproblem = {{ kind = "next_token", length = 256 }}\n',
+            "Transformer": f'[model]\n{gpt}[text]\nproblem = {{ kind = "language_model", length = 256 }}\n',
         }
 
     def matching(self, weights: int) -> int:
@@ -77,7 +77,7 @@ class Task:
         return (
             f"{model}width = {self.width}\ndepth = {self.depth}\ndropout = {self.dropout}\n"
             f'[text]\nfolder = "{folder}"\ntrain = "train.txt"\nvalid = "valid.txt"\ntokenizer = "byte"\n{text}'
-            f'[train]\nbatch_tokens = 2048\nrate = {self.rate}\noptimizer = {{ kind = "muon", decay = 0.05 }}\n'
+            f'[train]\nbatch_tokens = 2048\nrate = {self.learning_rate}\noptimizer = {{ kind = "muon", decay = 0.05 }}\n'
             f'schedule = {{ kind = "cosine", warmup = 50, floor = 0.02 }}\nsmoothing = 0.0\nsamples = 0\n'
             f"seed = {self.seed}\n"
         )
@@ -219,7 +219,7 @@ def facts(task: Task, jobs: int) -> dict[str, str]:
     return {
         "model": f"width {task.width}, {task.depth} layers, bytes; `zoo.sha_rnn` with a window of 1,000 tokens, "
         "`zoo.gpt2` with rotary positions and a feed-forward that makes it as large as the one with one head",
-        "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.rate:g} with a cosine, "
+        "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.learning_rate:g} with a cosine, "
         f"dropout {task.dropout:g}; as many steps as {task.minutes:g} minutes of processor hold, one thread "
         f"each, {jobs} at a time; best of five validations",
         "reading": f"at most {_MOST:,} bytes that neither were learnt from nor chose the weights: the last twentieth "

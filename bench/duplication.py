@@ -45,14 +45,14 @@ class Task:
     buckets: int = 8
     steps: int = 1000
     batch: int = 32
-    rate: float = 4e-3
+    learning_rate: float = 4e-3
     seed: int = 1
 
     def model(self, rounds: int) -> Model:
         """The description of the model with so many rounds."""
         kind = ("full",) if rounds == FULL else ("lsh",)
         return zoo.reformer(
-            self.width, self.depth, self.heads, attention=kind, see=Ranks(self.window), buckets=self.buckets,
+            self.width, self.depth, self.heads, attention=kind, pattern=Ranks(self.window), buckets=self.buckets,
             rounds=max(1, rounds), dropout=0.0, position=Learned(self.length),
         )  # fmt: skip
 
@@ -75,7 +75,7 @@ class Task:
 def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -> Network:
     """A model that has learnt the task; what it has learnt so far is kept every so often, and gone on from."""
     network = task.build(rounds)
-    optimizer = torch.optim.Adam(network.parameters(), lr=task.rate, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam(network.parameters(), lr=task.learning_rate, betas=(0.9, 0.98))
     first = 0
     if keep is not None and keep.exists():
         kept: dict[str, Any] = torch.load(keep, weights_only=True)
@@ -90,7 +90,7 @@ def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -
         torch.manual_seed(task.seed + step)  # directions are drawn from it, so that going on equals never stopping
         ids, targets = task.draw(step, task.batch)
         for group in optimizer.param_groups:
-            group["lr"] = task.rate * min(1.0, (step + 1) / 100, 4 * (1 - step / task.steps))
+            group["lr"] = task.learning_rate * min(1.0, (step + 1) / 100, 4 * (1 - step / task.steps))
         loss = network.loss({"ids": ids}, targets) / (targets != IGNORE).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -150,5 +150,5 @@ def facts(task: Task) -> dict[str, str]:
         f"{TEXTS} texts that were not learnt from",
         "model": f"`zoo.reformer`, {task.depth} layer, width {task.width}, {task.heads} heads, queries that are keys; "
         f"LSH: {task.buckets} buckets, the last {task.window} keys of one's own",
-        "training": f"{task.steps:,} steps of {task.batch} texts, Adam at {task.rate:g}, directions drawn anew",
+        "training": f"{task.steps:,} steps of {task.batch} texts, Adam at {task.learning_rate:g}, directions drawn anew",
     }

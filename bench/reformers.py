@@ -74,7 +74,7 @@ def ours(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[nn.Mod
 
     return _built(
         zoo.reformer(
-            case.width, case.depth, case.heads, attention=("lsh",), see=getattr(lsh, form)(case.window),
+            case.width, case.depth, case.heads, attention=("lsh",), pattern=getattr(lsh, form)(case.window),
             buckets=case.buckets, rounds=case.rounds, dropout=0.0, position=Axial(case.axes, case.axial_widths),
         )
     )  # fmt: skip
@@ -170,8 +170,8 @@ def ours_alone(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[
     from regard.layers.contract import Context
     from regard.layers.lsh import attention as lsh
 
-    see = getattr(lsh, form)(case.window)
-    layer = lsh.LSHAttention(case.heads, see=see, buckets=case.buckets, rounds=case.rounds).build(case.width)
+    pattern = getattr(lsh, form)(case.window)
+    layer = lsh.LSHAttention(case.heads, pattern=pattern, buckets=case.buckets, rounds=case.rounds).build(case.width)
     return layer, lambda x: layer(x, Context())[0]
 
 

@@ -36,7 +36,7 @@ class PlainLoop:
                 {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": ADAM.decay},
                 {"params": [weight for weight in weights if weight.dim() == 1], "weight_decay": 0.0},
             ],
-            lr=self.settings.rate,
+            lr=self.settings.learning_rate,
             betas=ADAM.betas,
             eps=ADAM.epsilon,
             fused=True,

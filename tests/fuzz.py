@@ -37,7 +37,7 @@ HOSTILE: list[Any] = [
     10**30, "", "a", "</s>", "\0", "\ud800", "../../etc/passwd", "/dev/zero", "a" * 100_000, [], {}, [[]], [0], [-1],
     {"a": 1}, [1e9, 1e9], ["x"] * 1000, "gelu", "(a+)+$", "<pad>", "Ā" * 300,
 ]  # fmt: skip
-Change = Callable[[bytes, random.Random], bytes]
+Ablation = Callable[[bytes, random.Random], bytes]
 
 
 def of_bytes(content: bytes, chance: random.Random) -> bytes:
@@ -168,7 +168,7 @@ def prepared(root: Path) -> dict[str, tuple[Path, str]]:
     return {path.name: (path, verbs.get(path.name, "score")) for path in sorted(root.iterdir())}
 
 
-FILES: list[tuple[str, str, Change]] = [
+FILES: list[tuple[str, str, Ablation]] = [
     ("gpt2", "model.safetensors", of_header), ("t5", "model.safetensors", of_header),
     ("own", "model.safetensors", of_header), ("gpt2", "model.safetensors", of_bytes),
     ("sharded", "model.safetensors.index.json", of_json), ("sharded", "model.safetensors.index.json", of_bytes),

@@ -37,7 +37,7 @@ READ = """
 import sys
 from regard.recipe import read_recipe
 from regard.text.cache import default_cache
-from regard.text.problem import Translation
+from regard.text.task import Translation
 from regard.text.report import report_on
 from regard.text.vocabulary import train_tokenizers
 recipe = read_recipe(sys.argv[1])

@@ -20,7 +20,7 @@ from regard.models import zoo
 from regard.models.readouts import BothWays, Label, Number, Tags, Vector
 from tests.small import TEXTS, WORDS, kept, small
 
-BERT = zoo.bert(16, 1, 2, longest=64)
+BERT = zoo.bert(16, 1, 2, max_positions=64)
 SPANS = WordPiece(80, sentinels=3).train(TEXTS * 4)
 ABILITIES = {
     "gpt2": (zoo.gpt2(16, 1, 2), WORDS, ("generate", "score", "embed")),

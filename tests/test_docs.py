@@ -56,7 +56,7 @@ def test_the_python_of_the_page_on_long_texts_runs(
     book = tmp_path / "book.txt"
     book.write_text("It was the best of times, it was the worst of times.\n" * 40)
     # A small model that has learnt nothing stands for the recipe's.
-    model = small(zoo.reformer(32, 2, 2, buckets=8, see=Ranks(16)), (Byte().train([book.read_text()]),))
+    model = small(zoo.reformer(32, 2, 2, buckets=8, pattern=Ranks(16)), (Byte().train([book.read_text()]),))
     kept(tmp_path / "runs" / "reformer", model)
     names: dict[str, object] = {}
     for block in blocks(ROOT / "docs" / "long.md", "python"):

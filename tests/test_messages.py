@@ -97,7 +97,7 @@ def empty_text(scene: Scene) -> list[str]:
 
 @case
 def nothing_usable(scene: Scene) -> list[str]:
-    return scene.train("text.problem.longest=1")
+    return scene.train("text.task.max_length=1")
 
 
 @case
@@ -182,7 +182,7 @@ def indivisible(scene: Scene) -> list[str]:
 
 @case
 def too_long(scene: Scene) -> list[str]:
-    return scene.train("model.position={kind='learned', longest=4}")
+    return scene.train("model.position={kind='learned', max_positions=4}")
 
 
 @case

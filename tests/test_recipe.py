@@ -42,7 +42,7 @@ def test_slots_take_tables_bare_kinds_and_settings():
     assert recipe.model.encoder.layers[0][0].score == ReducedRank(4)
     assert recipe.model.encoder.join == PreNorm()
     assert recipe.train.schedule == Cosine(7, 0.1)
-    assert read_recipe("dates", ["text.problem.longest=300"]).text.problem == Translation(300)
+    assert read_recipe("dates", ["text.task.max_length=300"]).text.task == Translation(300)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_a_recipe_cannot_say_is_refused_with_a_hint(plain: dict, said: str)
         ('model.heads="x"', 'expected a whole number, got "x" (r.toml: model.heads).'),
         ("model.heads=0", "0 is too small (r.toml: model.heads). Use 1 or more."),
         ("model.inner=-4", "-4 is too small (r.toml: model.inner). Use 1 or more."),
-        ("model.position={kind='learned', longest=-4}", "-4 is too small (r.toml: model.position.longest). "
+        ("model.position={kind='learned', max_positions=-4}", "-4 is too small (r.toml: model.position.max_positions). "
          "Use 1 or more."),
         ("model.heads=12", "width 128 is not divisible by 12 heads (r.toml: model). Try width 120 or 132."),
         ("model.nam=gpt2", 'unknown key "nam" (r.toml: model). Did you mean "name"?'),
@@ -103,8 +103,8 @@ def test_what_a_recipe_cannot_say_is_refused_with_a_hint(plain: dict, said: str)
         ("train.recompute=yes", 'expected true or false, got "yes" (r.toml: train.recompute).'),
         ("text.tokenizer={kind='bpe', size=-3}", "asked for -3 tokens, special ones and single characters need 261 "
          "(r.toml: text.tokenizer.size). Use size = 261 or more."),
-        ("text.problem={kind='translation', longest=0}",
-         "longest = 0 leaves no room for a token (r.toml: text.problem.longest). Use 1 or more."),
+        ("text.task={kind='translation', max_length=0}",
+         "max_length = 0 leaves no room for a token (r.toml: text.task.max_length). Use 1 or more."),
         ("text.train=7", "expected text or a list, got 7 (r.toml: text.train)."),
         ("text.train=['a', {path='b', weight=-1}]", "weight must lie between 0 and 1000, got -1.0 "
          "(r.toml: text.train[1])."),

@@ -236,13 +236,13 @@ class LoadedModel:
         longest: int | None = self.config.get(LONGEST_TEXT)
         if not tokens:
             return embed(
-                self.network, self.tokenizer, texts, pool=pool, layer=layer, normalised=normalised, longest=longest,
+                self.network, self.tokenizer, texts, pool=pool, layer=layer, normalised=normalised, max_length=longest,
                 progress=progress,
             )  # fmt: skip
         if pool is not None:
             raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
         return embed_tokens(
-            self.network, self.tokenizer, texts, layer=layer, normalised=normalised, longest=longest,
+            self.network, self.tokenizer, texts, layer=layer, normalised=normalised, max_length=longest,
             progress=progress,
         )  # fmt: skip
 

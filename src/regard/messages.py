@@ -168,7 +168,7 @@ LITTLE_MEMORY = Notice(
 OUT_OF_MEMORY = Fault(
     "Memory runs out, even for one sample",
     "out of memory at step {step:,}: not even one sample fits, the longest has {length:,} tokens.",
-    "Try train.recompute = true, lower text.problem.longest or text.problem.length, or take a smaller model.",
+    "Try train.recompute = true, lower text.task.max_length or text.task.length, or take a smaller model.",
     RunFailed,
 )
 OUT_OF_MEMORY_TOGETHER = Fault(

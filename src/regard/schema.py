@@ -27,15 +27,15 @@ def kind_of(cls: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
-def to_plain(value: Any) -> Any:
+def to_dict(value: Any) -> Any:
     """A tree of descriptions -> a tree of dicts, lists and scalars, each description with its `kind`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        fields = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"kind": kind_of(type(value)), **fields}
     if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
+        return [to_dict(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: to_plain(item) for key, item in value.items()}
+        return {key: to_dict(item) for key, item in value.items()}
     return value
 
 
@@ -59,7 +59,7 @@ def toml_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def from_plain(annotation: Any, value: Any, *, where: str) -> Any:
+def from_dict(annotation: Any, value: Any, *, where: str) -> Any:
     """The opposite of `to_plain`: read `value` as what `annotation` allows; `where` names the place in errors."""
     if annotation is Any:
         return value
@@ -77,7 +77,7 @@ def from_plain(annotation: Any, value: Any, *, where: str) -> Any:
     return _from_scalar(annotation, value, where)
 
 
-def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, where: str) -> T:
+def call_from_dict(function: Callable[..., T], arguments: Mapping[str, Any], *, where: str) -> T:
     """Call a function with arguments read by its own annotations; unknown or missing names are errors."""
     parameters = inspect.signature(function).parameters
     hints = _hints(function)
@@ -85,7 +85,7 @@ def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, wher
         if name not in parameters:
             raise InputError(f'unknown key "{name}" ({where}). {suggest(name, parameters)}')
     given = {
-        name: from_plain(hints.get(name, Any), value, where=f"{where}.{name}") for name, value in arguments.items()
+        name: from_dict(hints.get(name, Any), value, where=f"{where}.{name}") for name, value in arguments.items()
     }
     missing = [
         name
@@ -97,10 +97,10 @@ def call_plain(function: Callable[..., T], arguments: Mapping[str, Any], *, wher
     try:
         return function(**given)
     except InputError as error:
-        raise InputError(placed(str(error), where)) from None
+        raise InputError(located(str(error), where)) from None
 
 
-def placed(message: str, where: str) -> str:
+def located(message: str, where: str) -> str:
     """An error with its place behind what went wrong: "what (where). what to do.", also if it names the key alone."""
     if where in message:
         return message
@@ -130,7 +130,7 @@ def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
     failures = []
     for option in wanted:
         try:
-            return from_plain(option, value, where=where)
+            return from_dict(option, value, where=where)
         except InputError as error:
             failures.append(error)
     if len(wanted) == 1 or isinstance(value, (list, tuple)):
@@ -152,7 +152,7 @@ def _from_sequence(annotation: Any, value: Any, where: str) -> Any:
     if _fixed(inner) and len(value) != len(inner):
         raise InputError(f"expected {len(inner)} values, got {len(value)} ({where}). Give {len(inner)}.")
     kinds = inner if len(inner) == len(value) and Ellipsis not in inner else (inner[0],) * len(value)
-    items = [from_plain(kind, item, where=f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value))]
+    items = [from_dict(kind, item, where=f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value))]
     return tuple(items) if typing.get_origin(annotation) is tuple else items
 
 
@@ -174,11 +174,11 @@ def _from_table(options: list[Any], value: Any, where: str) -> Any:
         # Keys that only one of the choices has say which it is.
         fitting = [option for option in options if value.keys() <= {f.name for f in dataclasses.fields(option)}]
         if len(options) == 1 or (value and len(fitting) == 1):
-            return call_plain((fitting or options)[0], value, where=where)
+            return call_from_dict((fitting or options)[0], value, where=where)
         raise InputError(f"a kind is missing ({where}). {_kinds(options)}")
     for option in options:
         if kind_of(option) == kind:
-            return call_plain(option, value, where=where)
+            return call_from_dict(option, value, where=where)
     raise InputError(f'unknown kind "{kind}" ({where}). {suggest(str(kind), map(kind_of, options))}')
 
 

@@ -284,7 +284,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path):
 def test_a_run_learns_from_standard_input_and_several_corpora(tmp_path: Path):
     recipe = write_recipe(tmp_path)
     lines = "".join(f"{word}\t{word[::-1]}\n" for word in ("abc", "bcd", "cde", "def") * 9)
-    settings = ["train.steps=2", "train.average=1", "text.problem.longest=9"]
+    settings = ["train.steps=2", "train.average=1", "text.task.max_length=9"]
     arguments = [word for setting in settings for word in ("--set", setting)]
     code, _, err = fed(lines.encode(), "train", recipe, "--out", tmp_path / "one", "--set", "text.train=-", *arguments)
     assert (code, err) == (0, b"")

@@ -26,7 +26,7 @@ train     = "chorales.json"
 valid     = "chorales.json"
 transpose = 2
 tokenizer = "word"
-problem   = {{ kind = "next_token", length = 64 }}
+task   = {{ kind = "language_model", length = 64 }}
 
 [train]
 steps        = 60

@@ -27,7 +27,7 @@ from tests.small import TEXTS, kept, small
 from tests.training.runs import ENVIRONMENT
 
 PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
-BERT = zoo.bert(16, 2, 2, longest=64)
+BERT = zoo.bert(16, 2, 2, max_positions=64)
 LINES = "".join(f"{text}\n" for text in TEXTS)
 Fed = Callable[..., tuple[int, bytes, str]]
 

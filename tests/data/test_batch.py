@@ -22,7 +22,7 @@ LENGTHS = st.tuples(st.integers(0, 300), st.integers(1, 3)).flatmap(
 
 
 def padded_tokens(lengths: np.ndarray, step: np.ndarray) -> int:
-    """What a step costs: rows times the longest of each side."""
+    """What a step costs: rows times the max_length of each side."""
     return int(len(step) * lengths[step].max(axis=0).sum())
 
 
@@ -87,14 +87,14 @@ def test_samples_of_a_step_are_alike_in_length() -> None:
 
 def test_long_steps_do_not_come_last() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, (20_000, 1))
-    longest = np.array([lengths[step].max() for step in Plan(lengths, 4096, 1).epoch(0)])
-    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.2
+    max_length = np.array([lengths[step].max() for step in Plan(lengths, 4096, 1).epoch(0)])
+    assert abs(np.corrcoef(max_length, np.arange(len(max_length)))[0, 1]) < 0.2
 
 
 def test_validation_goes_from_short_to_long() -> None:
     lengths = np.random.default_rng(0).integers(1, 100, (1_000, 2))
-    longest = [lengths[step].max() for step in Plan(lengths, 512, 1).in_order()]
-    assert longest == sorted(longest)
+    max_length = [lengths[step].max() for step in Plan(lengths, 512, 1).in_order()]
+    assert max_length == sorted(max_length)
 
 
 def test_taking_step_after_step_goes_through_every_epoch() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from regard.data.batching import IGNORE
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.bidirectional_lm import BothWays
+from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tokenize.tokenizer import BEGIN, END
 from regard.data.tokenize.train import Byte
 from regard.errors import InputError
@@ -21,7 +21,7 @@ BYTE = Byte().train([])
 def test_targets_are_the_neighbours(texts: list[str], length: int) -> None:
     if not any(texts):
         return
-    samples = BothWays(length).samples(Corpus(texts, None, ("t",)), (BYTE, None))
+    samples = BidirectionalLM(length).samples(Corpus(texts, None, ("t",)), (BYTE, None))
     batch = samples.batch(range(len(samples)))
     inner: dict[int, list[int]] = {}
     for index, owner in enumerate(batch.samples):
@@ -37,7 +37,7 @@ def test_targets_are_the_neighbours(texts: list[str], length: int) -> None:
 
 
 def test_an_empty_slice_and_wrong_settings() -> None:
-    samples = BothWays().samples(Corpus(["ab"], None, ("t",)), (BYTE, None))
+    samples = BidirectionalLM().samples(Corpus(["ab"], None, ("t",)), (BYTE, None))
     assert samples.batch(np.zeros(0, np.int64)).targets.shape == (0, 0, 2)
     with pytest.raises(InputError, match=r"text\.problem\.length"):
-        BothWays(2)
+        BidirectionalLM(2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, read_corpus
 from regard.data.read.files import Reading
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.encode import Dropout
 from regard.data.tokenize.train import BPE, Character
@@ -72,16 +72,16 @@ def test_what_cannot_drop_is_refused() -> None:
     with pytest.raises(InputError, match="needs a tokenizer that merges"):
         Dropout(Character().train(LINES), 0.1)
     with pytest.raises(InputError, match=r"text\.bpe_dropout"):
-        NextToken().samples(Corpus(LINES, None, ("t",)), (TOKENIZER, None), dropout=0.1)
+        LanguageModel().samples(Corpus(LINES, None, ("t",)), (TOKENIZER, None), dropout=0.1)
 
 
 def test_tokens_are_worked_out_once_and_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.txt").write_text("\n".join(LINES))
     cache = Cache(tmp_path / "cache")
     corpus = read_corpus(str(tmp_path / "t.txt"), Reading("line"), cache)
-    first = NextToken(16).samples(corpus, (TOKENIZER, None), cache)
+    first = LanguageModel(16).samples(corpus, (TOKENIZER, None), cache)
     monkeypatch.setattr(type(TOKENIZER), "encode_batch", None)
-    second = NextToken(16).samples(corpus, (TOKENIZER, None), cache)
+    second = LanguageModel(16).samples(corpus, (TOKENIZER, None), cache)
     assert (
         first.batch(range(len(first))).inputs["ids"].tolist() == second.batch(range(len(second))).inputs["ids"].tolist()
     )
@@ -89,4 +89,4 @@ def test_tokens_are_worked_out_once_and_mapped(tmp_path: Path, monkeypatch: pyte
     tokens = next((tmp_path / "cache").glob("tokens-*/tokens"))
     tokens.write_bytes(tokens.read_bytes()[:-2])  # a file that is not whole is not believed
     with pytest.raises(TypeError):
-        NextToken(16).samples(corpus, (TOKENIZER, None), cache)
+        LanguageModel(16).samples(corpus, (TOKENIZER, None), cache)

@@ -13,14 +13,14 @@ from regard.data.batching import IGNORE, Plan
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, join_corpora, read_corpus
 from regard.data.read.files import Reading
-from regard.data.tasks import Problem
-from regard.data.tasks.classification import Labels, Scores
-from regard.data.tasks.contrastive import Contrast
+from regard.data.tasks import Task
+from regard.data.tasks.classification import Classification, Regression
+from regard.data.tasks.contrastive import Contrastive
 from regard.data.tasks.tagging import Tagging
 from regard.data.tokenize.tokenizer import BEGIN, END, PAD, Roles, Tokenizer
 from regard.data.tokenize.train import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece, train_tokenizers
 from regard.errors import InputError
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 
 BYTE = Byte().train([])
 SST = b"sentence\tlabel\r\na fine film\t1\r\ndull\t0\r\nso so\t0\r\ngreat\t1\r\n"
@@ -43,11 +43,11 @@ def labelled(lines: list[tuple[str, str]]) -> Corpus:
 
 def test_texts_of_a_named_column_have_labels(tmp_path: Path, cache: Cache) -> None:
     corpus = read_corpus(write(tmp_path / "sst.tsv", SST), Reading(fields=("sentence", "label")), cache)
-    problem = Labels().named(corpus)
-    assert problem.names == ("0", "1")
-    assert list(problem.wording(corpus).sources) == ["a fine film", "dull", "so so", "great"]
-    assert problem.wording(corpus).targets is None
-    samples = problem.samples(corpus, (BYTE, None), cache)
+    task = Classification().named(corpus)
+    assert task.names == ("0", "1")
+    assert list(task.wording(corpus).sources) == ["a fine film", "dull", "so so", "great"]
+    assert task.wording(corpus).targets is None
+    samples = task.samples(corpus, (BYTE, None), cache)
     batch = samples.batch([3, 0, 1])
     assert batch.targets.tolist() == [1, 1, 0]
     assert batch.targets.dtype == torch.int64
@@ -72,7 +72,7 @@ def test_pairs_of_texts_are_framed_with_segments(tmp_path: Path, cache: Cache, f
     corpus = read_corpus(write(tmp_path / f"sts.{form}", content), Reading(fields=("one", "two", "score")), cache)
     assert list(corpus.sources) == ["a cat\ta dog", "two\tzwei", "x\t", "ab\tcd"]
     assert corpus.joined
-    samples = Scores().samples(corpus, (BYTE, None), cache)
+    samples = Regression().samples(corpus, (BYTE, None), cache)
     assert samples.pairs
     assert samples.left_out.counts() == {"empty": 1}
     batch = samples.batch([0, 1, 2])
@@ -99,18 +99,18 @@ def test_columns_of_a_pair_need_not_be_neighbours(tmp_path: Path, cache: Cache) 
 
 
 def test_a_tab_in_a_single_text_is_a_tab(cache: Cache) -> None:
-    samples = Labels().samples(labelled([("a\tb", "x"), ("c", "y")]), (BYTE, None), cache)
+    samples = Classification().samples(labelled([("a\tb", "x"), ("c", "y")]), (BYTE, None), cache)
     assert not samples.pairs
     assert samples.batch([0]).inputs["ids"].tolist() == [[BEGIN, *BYTE.encode("a\tb"), END]]
 
 
 def test_names_are_sorted_and_numbers_as_numbers() -> None:
     texts = [("a", label) for label in ("10", "9", "-1", "9", "10", "-1", " 9 ")]
-    assert Labels().named(labelled(texts)).names == ("-1", "9", "10")
-    assert Labels().named(labelled([("a", "b10"), ("a", "b9"), ("a", "")])).names == ("b10", "b9")
-    given = Labels(names=("no", "yes"))
+    assert Classification().named(labelled(texts)).names == ("-1", "9", "10")
+    assert Classification().named(labelled([("a", "b10"), ("a", "b9"), ("a", "")])).names == ("b10", "b9")
+    given = Classification(names=("no", "yes"))
     assert given.named(labelled(texts)) == given
-    assert from_plain(Problem, to_plain(given), where="text.problem") == given
+    assert from_dict(Task, to_dict(given), where="text.task") == given
 
 
 def test_a_label_that_training_did_not_have_is_named(tmp_path: Path, cache: Cache) -> None:
@@ -119,7 +119,7 @@ def test_a_label_that_training_did_not_have_is_named(tmp_path: Path, cache: Cach
         write(tmp_path / "v.tsv", "text\tlabel\na\tneg\nb\tpoz\n"), Reading(fields=("text", "label")), cache
     )
     with pytest.raises(InputError) as caught:
-        Labels().named(train).samples(valid, (BYTE, None), cache)
+        Classification().named(train).samples(valid, (BYTE, None), cache)
     assert str(caught.value) == (
         f'{tmp_path}/v.tsv:3: the training text has no label "poz" (text.valid). Did you mean "pos"?'
     )
@@ -128,10 +128,10 @@ def test_a_label_that_training_did_not_have_is_named(tmp_path: Path, cache: Cach
 def test_the_wrong_column_is_not_taken_for_labels() -> None:
     texts = [("a", f"text {number}") for number in range(1500)]
     with pytest.raises(InputError, match=r"^t\.tsv has 1,001 different labels among the first 1,001 \(text\.fields\)"):
-        Labels().named(labelled(texts))
+        Classification().named(labelled(texts))
     with pytest.raises(InputError, match=r"has 15 different labels among the first 20"):
-        Labels().named(labelled([*texts[:15], *texts[:5]]))
-    assert len(Labels().named(labelled(texts[:15] * 2)).names) == 15
+        Classification().named(labelled([*texts[:15], *texts[:5]]))
+    assert len(Classification().named(labelled(texts[:15] * 2)).names) == 15
 
 
 def test_what_is_not_a_number_is_named(tmp_path: Path, cache: Cache) -> None:
@@ -139,12 +139,12 @@ def test_what_is_not_a_number_is_named(tmp_path: Path, cache: Cache) -> None:
         path = write(tmp_path / "t.tsv", f"text\tscore\na\t1\nb\t{wrong}\n")
         corpus = read_corpus(path, Reading(fields=("text", "score")), cache)
         with pytest.raises(InputError) as caught:
-            Scores().samples(corpus, (BYTE, None), cache)
+            Regression().samples(corpus, (BYTE, None), cache)
         assert str(caught.value).startswith(f'{tmp_path}/t.tsv:3: "{wrong}" is no number (text.fields). ')
 
 
 def test_whole_numbers_are_scores_too() -> None:
-    batch = Scores().samples(labelled([("a", "1"), ("b", "2")]), (BYTE, None)).batch([0, 1])
+    batch = Regression().samples(labelled([("a", "1"), ("b", "2")]), (BYTE, None)).batch([0, 1])
     assert batch.targets.dtype == torch.float32
     assert batch.targets.tolist() == [1.0, 2.0]
 
@@ -152,16 +152,16 @@ def test_whole_numbers_are_scores_too() -> None:
 def test_texts_that_are_left_out_are_counted(tmp_path: Path, cache: Cache) -> None:
     content = b"a\tx\n\tx\n \tx\nb\t\n\xff\tx\nabcdef\ty\nabc\tx\n"
     corpus = read_corpus(write(tmp_path / "t.tsv", content), Reading(bad_utf8="skip"), cache)
-    samples = Labels(longest=7).samples(corpus, (BYTE, None), cache)
+    samples = Classification(max_length=7).samples(corpus, (BYTE, None), cache)
     assert samples.left_out.counts() == {"not UTF-8": 1, "empty": 3, "longer than 7 tokens": 1}
     assert samples.where(range(len(samples))) == f"{tmp_path}/t.tsv:1, 7"
     with pytest.raises(InputError, match=r"has 0 usable lines of 7"):
-        Labels(longest=3).samples(Corpus(["ab"] * 7, ["x"] * 7, ("t",)), (BYTE, None))
+        Classification(max_length=3).samples(Corpus(["ab"] * 7, ["x"] * 7, ("t",)), (BYTE, None))
 
 
 def test_a_pair_may_be_exactly_as_long_as_allowed() -> None:
     corpus = Corpus(["ab\tcd", "ab\tcde"], ["1", "2"], ("t",), joined=True)
-    samples = Scores(longest=7).samples(corpus, (BYTE, None))
+    samples = Regression(max_length=7).samples(corpus, (BYTE, None))
     assert samples.left_out.counts() == {"longer than 7 tokens": 1}
     assert samples.lengths.tolist() == [[7]] == [[samples.batch([0]).inputs["ids"].shape[1]]]
 
@@ -171,7 +171,7 @@ def test_several_corpora_keep_their_shares_and_lines(tmp_path: Path, cache: Cach
     first = read_corpus(write(tmp_path / "a.tsv", SST), reading, cache)
     second = read_corpus(write(tmp_path / "b.tsv", "label\tsentence\n1\tgood\n"), reading, cache)
     both = join_corpora([(first, 1.0), (second, 3.0)])
-    samples = Labels().samples(both, (BYTE, None), cache)
+    samples = Classification().samples(both, (BYTE, None), cache)
     assert [(share.samples, share.weight) for share in samples.shares] == [(4, 1.0), (1, 3.0)]
     assert samples.where([3, 4]) == f"{tmp_path}/a.tsv:5; {tmp_path}/b.tsv:2"
     pairs = Corpus(["a\tb"], ["1"], ("p",), joined=True)
@@ -185,14 +185,14 @@ TAGGED = [("Anna lives in Rome", "PER O O LOC"), ("  Rome ", "LOC"), ("in , Anna
 @pytest.mark.parametrize("kind", [BPE(280), Unigram(262), WordPiece(40), Word(30), Character(), Byte()])
 def test_tags_stand_at_the_first_token_of_each_word(kind: TokenizerKind, cache: Cache) -> None:
     corpus = labelled(TAGGED)
-    problem = Tagging().named(corpus)
-    assert problem.names == ("LOC", "O", "PER")
+    task = Tagging().named(corpus)
+    assert task.names == ("LOC", "O", "PER")
     tokenizer = kind.train([text for text, _ in TAGGED] * 3)
-    samples = problem.samples(corpus, (tokenizer, None), cache)
+    samples = task.samples(corpus, (tokenizer, None), cache)
     batch = samples.batch(range(len(samples)))
     assert batch.targets.shape == batch.inputs["ids"].shape
     for (text, tags), ids, targets in zip(TAGGED, batch.inputs["ids"].tolist(), batch.targets.tolist()):
-        assert [problem.names[number] for number in targets if number != IGNORE] == tags.split()
+        assert [task.names[number] for number in targets if number != IGNORE] == tags.split()
         encoded = tokenizer.encode_in_place(text)
         assert ids[1 : len(encoded.ids) + 1] == encoded.ids
         shown = [text[slice(*encoded.spans[place - 1])] for place, number in enumerate(targets) if number != IGNORE]
@@ -213,7 +213,7 @@ def test_as_many_tags_as_words_are_asked_for() -> None:
 
 def test_partners_are_rows_of_one_batch(cache: Cache) -> None:
     corpus = labelled([("a cat", "eine Katze"), ("x", "y"), ("too long a text", "z"), ("dog", "")])
-    samples = Contrast(longest=12).samples(corpus, (BYTE, None), cache)
+    samples = Contrastive(max_length=12).samples(corpus, (BYTE, None), cache)
     assert samples.left_out.counts() == {"empty": 1, "longer than 12 tokens": 1}
     batch = samples.batch([1, 0])
     assert batch.targets.tolist() == [2, 3, IGNORE, IGNORE]
@@ -226,33 +226,33 @@ def test_partners_are_rows_of_one_batch(cache: Cache) -> None:
 
 def test_plans_stay_in_their_budget() -> None:
     lines = [("a" * (1 + number % 17), "b" * (1 + number % 11)) for number in range(200)]
-    for problem in (Contrast(), Labels(names=tuple("b" * n for n in range(1, 12)))):
-        samples = problem.samples(labelled(lines), (BYTE, None))
+    for task in (Contrastive(), Classification(names=tuple("b" * n for n in range(1, 12)))):
+        samples = task.samples(labelled(lines), (BYTE, None))
         for step in Plan(samples.lengths, 200, 1, samples.shares).epoch(0):
             assert samples.batch(step, 1).inputs["ids"].numel() <= 200
 
 
 def test_an_empty_slice_is_an_empty_batch() -> None:
     corpus = labelled([("a", "1"), ("b", "2")])
-    for problem in (Labels(), Scores(), Tagging(), Contrast()):
-        batch = problem.samples(corpus, (BYTE, None)).batch(np.zeros(0, np.int64))
+    for task in (Classification(), Regression(), Tagging(), Contrastive()):
+        batch = task.samples(corpus, (BYTE, None)).batch(np.zeros(0, np.int64))
         assert batch.tokens == 0
         assert batch.samples == ()
 
 
 def test_text_without_answers_and_other_misuse_is_refused() -> None:
     plain, corpus = Corpus(["a"], None, ("t.txt",)), labelled([("a", "1"), ("b", "1")])
-    for problem in (Labels(), Scores(), Tagging(), Contrast()):
+    for task in (Classification(), Regression(), Tagging(), Contrastive()):
         with pytest.raises(InputError, match=r"^t\.txt has no answers \(text\.train\)"):
-            problem.samples(plain, (BYTE, None))
+            task.samples(plain, (BYTE, None))
         with pytest.raises(InputError, match=r"text\.bpe_dropout"):
-            problem.samples(corpus, (BYTE, None), dropout=0.1)
-        with pytest.raises(InputError, match=r"text\.problem\.longest"):
-            type(problem)(2)
+            task.samples(corpus, (BYTE, None), dropout=0.1)
+        with pytest.raises(InputError, match=r"text\.problem\.max_length"):
+            type(task)(2)
     with pytest.raises(InputError, match="joint = true"):
-        Contrast().samples(corpus, train_tokenizers(Character(joint=False), corpus))
-    assert Contrast().wording(corpus) is corpus
-    assert Contrast().named(corpus) == Contrast()
+        Contrastive().samples(corpus, train_tokenizers(Character(joint=False), corpus))
+    assert Contrastive().wording(corpus) is corpus
+    assert Contrastive().named(corpus) == Contrastive()
 
 
 def test_two_ends_stand_between_the_texts_of_a_pair_where_the_tokenizer_says_so():
@@ -261,7 +261,7 @@ def test_two_ends_stand_between_the_texts_of_a_pair_where_the_tokenizer_says_so(
     a, b = plain.encode("ab")
     corpus = Corpus(["ab\tb", "a\tab"], ["x", "y"], ("pairs.tsv",), joined=True)
     for tokenizer, between in ((plain, [plain.end]), (apart, 2 * [plain.end])):
-        samples = Labels(longest=8).samples(corpus, (tokenizer, None))
+        samples = Classification(max_length=8).samples(corpus, (tokenizer, None))
         batch = samples.batch([0, 1])
         assert batch.inputs["ids"].tolist() == [
             [plain.begin, a, b, *between, b, plain.end],

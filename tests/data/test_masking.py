@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from regard.data.batching import IGNORE, Batch, Plan
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, Part
-from regard.data.tasks import Problem
-from regard.data.tasks.masked_lm import Masked, ordinary_tokens, word_marks
+from regard.data.tasks import Task
+from regard.data.tasks.masked_lm import MaskedLM, ordinary_tokens, word_marks
 from regard.data.tokenize.tokenizer import BEGIN, END, MASK, PAD, Tokenizer
 from regard.data.tokenize.train import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece
 from regard.errors import InputError
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 
 _RANDOM = random.Random(5)
 WORDS = ["".join(_RANDOM.choices("abcdefghij", k=_RANDOM.randint(1, 9))) for _ in range(300)]
@@ -39,13 +39,13 @@ def real(batch: Batch) -> torch.Tensor:
 
 
 def test_pieces_are_the_documents_and_of_bounded_length() -> None:
-    samples = Masked(length=32).samples(CORPUS, (TOKENIZER, None))
+    samples = MaskedLM(length=32).samples(CORPUS, (TOKENIZER, None))
     found: dict[int, list[int]] = {}
     for index in range(len(samples)):
         batch = samples.batch([index], draw=3)
         row = original(batch)[0].tolist()
         assert set(batch.inputs) == {"ids"}
-        assert batch.aside is None
+        assert batch.auxiliary is None
         assert len(row) == samples.lengths[index, 0] <= 32
         assert (row[0], row[-1]) == (BEGIN, END)
         found.setdefault(batch.samples[0], []).extend(row[1:-1])
@@ -55,15 +55,15 @@ def test_pieces_are_the_documents_and_of_bounded_length() -> None:
 
 def test_no_piece_of_a_document_is_much_shorter_than_another() -> None:
     text = "a" * 131
-    samples = Masked(length=34).samples(Corpus([text], None, ("t",)), (Byte().train([]), None))
+    samples = MaskedLM(length=34).samples(Corpus([text], None, ("t",)), (Byte().train([]), None))
     assert samples.lengths[:, 0].tolist() == [28, 28, 28, 28, 29]
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
 @pytest.mark.parametrize("next_sentence", [False, True])
 def test_shares_are_those_of_the_paper(whole_words: bool, next_sentence: bool) -> None:
-    problem = Masked(length=64, whole_words=whole_words, next_sentence=next_sentence)
-    samples = problem.samples(CORPUS, (TOKENIZER, None))
+    task = MaskedLM(length=64, whole_words=whole_words, next_sentence=next_sentence)
+    samples = task.samples(CORPUS, (TOKENIZER, None))
     tokens = chosen = hidden = same = other = 0
     for draw in range(12):
         batch = samples.batch(range(len(samples)), draw)
@@ -86,7 +86,7 @@ def test_shares_are_those_of_the_paper(whole_words: bool, next_sentence: bool) -
 
 
 def test_every_place_is_hidden_about_as_often() -> None:
-    samples = Masked(length=34).samples(Corpus(["x" * 32], None, ("t",)), (Byte().train([]), None))
+    samples = MaskedLM(length=34).samples(Corpus(["x" * 32], None, ("t",)), (Byte().train([]), None))
     counts = sum((samples.batch([0], draw).targets[0] != IGNORE).int() for draw in range(2000))
     assert counts[0] == counts[-1] == 0
     assert int(counts.sum()) == 2000 * 5
@@ -96,9 +96,9 @@ def test_every_place_is_hidden_about_as_often() -> None:
 
 @settings(deadline=None, max_examples=25)
 @given(chosen=st.lists(st.integers(0, 200), min_size=1, max_size=12), draw=st.none() | st.integers(0, 2**62))
-@pytest.mark.parametrize("problem", [Masked(32), Masked(32, whole_words=True), Masked(32, next_sentence=True)])
-def test_a_sample_is_the_same_in_any_batch(problem: Masked, chosen: list[int], draw: int | None) -> None:
-    samples = problem.samples(CORPUS, (TOKENIZER, None))
+@pytest.mark.parametrize("problem", [MaskedLM(32), MaskedLM(32, whole_words=True), MaskedLM(32, next_sentence=True)])
+def test_a_sample_is_the_same_in_any_batch(task: MaskedLM, chosen: list[int], draw: int | None) -> None:
+    samples = task.samples(CORPUS, (TOKENIZER, None))
     indices = [index % len(samples) for index in chosen]
     together = samples.batch(indices, draw)
     for row, index in enumerate(indices):
@@ -111,12 +111,12 @@ def test_a_sample_is_the_same_in_any_batch(problem: Masked, chosen: list[int], d
         assert bool((together.targets[row, length:] == IGNORE).all())
         assert bool((together.inputs["ids"][row, length:] == PAD).all())
         assert real(together)[row].sum() == length
-        if alone.aside is not None and together.aside is not None:
-            assert together.aside[row] == alone.aside[0]
+        if alone.auxiliary is not None and together.auxiliary is not None:
+            assert together.auxiliary[row] == alone.auxiliary[0]
 
 
 def test_other_draws_hide_other_tokens() -> None:
-    samples = Masked(64).samples(CORPUS, (TOKENIZER, None))
+    samples = MaskedLM(64).samples(CORPUS, (TOKENIZER, None))
     found = [samples.batch(range(20), draw).targets for draw in (None, 0, 1, 2)]
     for place, one in enumerate(found):
         assert not any(torch.equal(one, other) for other in found[place + 1 :])
@@ -125,7 +125,7 @@ def test_other_draws_hide_other_tokens() -> None:
 @pytest.mark.parametrize("kind", [BPE(600), Unigram(400), WordPiece(200), Word(1000), Character(), Byte()])
 def test_whole_words_are_hidden_whole(kind: TokenizerKind) -> None:
     tokenizer = kind.train(DOCUMENTS)
-    samples = Masked(length=128, whole_words=True).samples(CORPUS, (tokenizer, None))
+    samples = MaskedLM(length=128, whole_words=True).samples(CORPUS, (tokenizer, None))
     partial = 0
     for place in range(40):
         batch = samples.batch([place], draw=1)
@@ -164,7 +164,7 @@ def test_which_tokens_go_on_with_a_word() -> None:
 
 def test_unknown_tokens_are_hidden_only_where_there_is_nothing_else() -> None:
     tokenizer = Character().train(["abc "])
-    samples = Masked().samples(Corpus(["ab" + "€" * 30, "€€€"], None, ("t",)), (tokenizer, None))
+    samples = MaskedLM().samples(Corpus(["ab" + "€" * 30, "€€€"], None, ("t",)), (tokenizer, None))
     unknown = tokenizer.unknown
     for draw in range(50):
         batch = samples.batch([0, 1], draw)
@@ -189,23 +189,23 @@ def two_texts(batch: Batch) -> list[tuple[list[int], list[int]]]:
 
 
 def test_the_second_text_follows_or_is_from_another_document() -> None:
-    samples = Masked(length=48, next_sentence=True).samples(CORPUS, (TOKENIZER, None))
+    samples = MaskedLM(length=48, next_sentence=True).samples(CORPUS, (TOKENIZER, None))
     streams = [" ".join(map(str, TOKENIZER.encode(text))) + " " for text in DOCUMENTS]
     elsewhere = total = equal = 0
     for draw in range(6):
         batch = samples.batch(range(len(samples)), draw)
-        assert batch.aside is not None
-        for index, (first, second), aside in zip(batch.samples, two_texts(batch), batch.aside.tolist()):
+        assert batch.auxiliary is not None
+        for index, (first, second), auxiliary in zip(batch.samples, two_texts(batch), batch.auxiliary.tolist()):
             assert first
             assert second
             one, other = ("".join(f"{number} " for number in part) for part in (first, second))
-            if aside:
+            if auxiliary:
                 others = [number for number, stream in enumerate(streams) if other in stream and number != index]
                 assert one in streams[index]
                 assert others
             else:
                 assert one + other in streams[index]
-            elsewhere, total = elsewhere + aside, total + 1
+            elsewhere, total = elsewhere + auxiliary, total + 1
         lengths = samples.lengths[:, 0]
         widths = real(batch).sum(1).numpy()
         assert (widths <= lengths).all()
@@ -217,24 +217,24 @@ def test_the_second_text_follows_or_is_from_another_document() -> None:
 def test_of_one_document_the_second_text_is_from_another_piece() -> None:
     tokenizer = Byte().train([])
     text = "a" * 26 + "b" * 26 + "c" * 26
-    samples = Masked(length=29, next_sentence=True).samples(Corpus([text], None, ("t",)), (tokenizer, None))
+    samples = MaskedLM(length=29, next_sentence=True).samples(Corpus([text], None, ("t",)), (tokenizer, None))
     assert len(samples) == 3
     seen = set()
     for draw in range(60):
         batch = samples.batch([0, 1, 2], draw)
-        assert batch.aside is not None
-        for own, (first, second), aside in zip("abc", two_texts(batch), batch.aside.tolist()):
+        assert batch.auxiliary is not None
+        for own, (first, second), auxiliary in zip("abc", two_texts(batch), batch.auxiliary.tolist()):
             assert {*tokenizer.decode(first)} == {own}
-            assert ({*tokenizer.decode(second)} == {own}) == (not aside)
+            assert ({*tokenizer.decode(second)} == {own}) == (not auxiliary)
             seen.add((own, tokenizer.decode(second)[0]))
     assert len(seen) == 9
     with pytest.raises(InputError, match=r"^t is one piece of text.*next_sentence = false"):
-        Masked(next_sentence=True).samples(Corpus(["abc"], None, ("t",)), (tokenizer, None))
+        MaskedLM(next_sentence=True).samples(Corpus(["abc"], None, ("t",)), (tokenizer, None))
 
 
 def test_what_cannot_be_learnt_from_is_counted() -> None:
     corpus = Corpus(["ab cd", "", "x", "abc"], None, ("t.txt",))
-    samples = Masked(next_sentence=True).samples(corpus, (Byte().train([]), None))
+    samples = MaskedLM(next_sentence=True).samples(corpus, (Byte().train([]), None))
     assert samples.left_out.counts() == {"empty": 1, "shorter than 2 tokens": 1}
     assert samples.where([0, 1]) == "t.txt:1, 4"
     assert samples.bytes == 8
@@ -242,7 +242,7 @@ def test_what_cannot_be_learnt_from_is_counted() -> None:
 
 def test_pieces_know_which_part_of_a_corpus_they_are_of() -> None:
     corpus = Corpus(DOCUMENTS, None, ("a", "b"), parts=(Part(("a",), 50), Part(("b",), 70, 2.0)))
-    samples = Masked(32).samples(corpus, (TOKENIZER, None))
+    samples = MaskedLM(32).samples(corpus, (TOKENIZER, None))
     owners = [samples.batch([index]).samples[0] for index in range(len(samples))]
     assert [(share.samples, share.weight) for share in samples.shares] == [
         (sum(owner < 50 for owner in owners), 1.0),
@@ -252,22 +252,22 @@ def test_pieces_know_which_part_of_a_corpus_they_are_of() -> None:
 
 def test_a_cache_changes_nothing(tmp_path: Path) -> None:
     cache = Cache(tmp_path)
-    expected = Masked(32).samples(CORPUS, (TOKENIZER, None)).batch([5, 1], 7)
+    expected = MaskedLM(32).samples(CORPUS, (TOKENIZER, None)).batch([5, 1], 7)
     for _ in range(2):
-        found = Masked(32).samples(CORPUS, (TOKENIZER, None), cache).batch([5, 1], 7)
+        found = MaskedLM(32).samples(CORPUS, (TOKENIZER, None), cache).batch([5, 1], 7)
         assert torch.equal(found.inputs["ids"], expected.inputs["ids"])
         assert torch.equal(found.targets, expected.targets)
 
 
 def test_a_plan_of_pieces_stays_in_its_budget() -> None:
-    samples = Masked(64, next_sentence=True).samples(CORPUS, (TOKENIZER, None))
+    samples = MaskedLM(64, next_sentence=True).samples(CORPUS, (TOKENIZER, None))
     for step in Plan(samples.lengths, 700, 1, samples.shares).epoch(0):
         assert samples.batch(step, 1).inputs["ids"].numel() <= 700
 
 
 def test_an_empty_slice_is_an_empty_batch() -> None:
-    for problem in (Masked(), Masked(whole_words=True), Masked(next_sentence=True)):
-        batch = problem.samples(CORPUS, (TOKENIZER, None)).batch(np.zeros(0, np.int64), 1)
+    for task in (MaskedLM(), MaskedLM(whole_words=True), MaskedLM(next_sentence=True)):
+        batch = task.samples(CORPUS, (TOKENIZER, None)).batch(np.zeros(0, np.int64), 1)
         assert batch.tokens == 0
         assert batch.targets.shape == (0, 0)
 
@@ -275,16 +275,16 @@ def test_an_empty_slice_is_an_empty_batch() -> None:
 def test_wrong_settings_and_texts_are_refused() -> None:
     for wrong in ({"length": 3}, {"share": 0.0}, {"share": 1.0}, {"share": float("nan")}):
         with pytest.raises(InputError, match=r"text\.problem\."):
-            Masked(**wrong)
+            MaskedLM(**wrong)
     with pytest.raises(InputError, match="has two sides"):
-        Masked().samples(Corpus(["a"], ["b"], ("t",)), (TOKENIZER, None))
+        MaskedLM().samples(Corpus(["a"], ["b"], ("t",)), (TOKENIZER, None))
     with pytest.raises(InputError, match=r"text\.bpe_dropout"):
-        Masked().samples(CORPUS, (TOKENIZER, None), dropout=0.1)
+        MaskedLM().samples(CORPUS, (TOKENIZER, None), dropout=0.1)
     plain = Tokenizer.from_json(TOKENIZER.to_json().replace("<mask>", "<hide>"))
     with pytest.raises(InputError, match="no <mask> token"):
-        Masked().samples(CORPUS, (plain, None))
+        MaskedLM().samples(CORPUS, (plain, None))
 
 
 def test_the_problem_can_be_written_and_read() -> None:
-    problem = Masked(64, 0.2, whole_words=True, next_sentence=True)
-    assert from_plain(Problem, to_plain(problem), where="text.problem") == problem
+    task = MaskedLM(64, 0.2, whole_words=True, next_sentence=True)
+    assert from_dict(Task, to_dict(task), where="text.task") == task

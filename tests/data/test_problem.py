@@ -16,15 +16,15 @@ from regard.data.read.corpus import Corpus, join_corpora, read_corpus
 from regard.data.read.files import Reading
 from regard.data.read.texts import Stored, prefixed, side_digest, sizes_of
 from regard.data.samples import Samples
-from regard.data.tasks import Problem, default_problem
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks import Task, default_task
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize import encode as encode_module
 from regard.data.tokenize.encode import encode_texts
 from regard.data.tokenize.tokenizer import BEGIN, END, MASK, PAD, Roles, Tokenizer
 from regard.data.tokenize.train import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece
 from regard.errors import InputError
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 
 BYTE = Byte().train([])
 LETTERS = Character().train(["abcdefghij "])
@@ -112,20 +112,20 @@ def test_a_padding_is_left_out_when_nothing_is_padded() -> None:
     assert batch.inputs["padding"].tolist() == [[True, True, False, False], [True, True, True, True]]
 
 
-@given(pairs=PAIRS, longest=st.integers(2, 14))
-def test_dropped_pairs_are_counted_by_reason(pairs: list[tuple[str, str]], longest: int) -> None:
+@given(pairs=PAIRS, max_length=st.integers(2, 14))
+def test_dropped_pairs_are_counted_by_reason(pairs: list[tuple[str, str]], max_length: int) -> None:
     empty = sum(not filled(pair) for pair in pairs)
-    long = sum(filled(pair) and max(map(len, pair)) + 1 > longest for pair in pairs)
+    long = sum(filled(pair) and max(map(len, pair)) + 1 > max_length for pair in pairs)
     corpus = pairs_of(pairs)
     if empty + long == len(pairs):
         with pytest.raises(InputError, match=f"t.de has 0 usable lines of {len(pairs)}: "):
-            Translation(longest).samples(corpus, (BYTE, None))
+            Translation(max_length).samples(corpus, (BYTE, None))
         return
-    samples = Translation(longest).samples(corpus, (BYTE, None))
+    samples = Translation(max_length).samples(corpus, (BYTE, None))
     assert len(samples) + empty + long == len(pairs)
     assert samples.left_out.counts().get("empty", 0) == empty
-    assert samples.left_out.counts().get(f"longer than {longest} tokens", 0) == long
-    assert samples.lengths.max() <= longest
+    assert samples.left_out.counts().get(f"longer than {max_length} tokens", 0) == long
+    assert samples.lengths.max() <= max_length
 
 
 @pytest.mark.parametrize("kind", [Byte(), Character(), BPE(264), Unigram(263), Word(20), WordPiece(11)])
@@ -134,13 +134,13 @@ def test_a_side_of_nothing_but_space_is_empty(kind: TokenizerKind) -> None:
     kept = [("a b", "\u3000c"), ("\u00a0a", " b"), (" \u20ac", "a")]  # the last of an unknown character
     given = [*kept, *((one, "c") for one in blank), *(("c", one) for one in blank)]
     texts = [side for pair in [*kept[:2], ("b c", "\u3000 \u2003\u00a0\t")] for side in pair]
-    samples = Translation(longest=1000).samples(pairs_of(given), (kind.train(texts * 20), None))
+    samples = Translation(max_length=1000).samples(pairs_of(given), (kind.train(texts * 20), None))
     assert samples.left_out.counts() == {"empty": 2 * len(blank)}
     assert samples.where(range(len(samples))) == "t.de:1-3"
 
 
 def test_a_pair_may_be_exactly_as_long_as_allowed() -> None:
-    samples = Translation(longest=4).samples(pairs_of([("abc", "abc"), ("abcd", "a"), ("a", "abcd")]), (BYTE, None))
+    samples = Translation(max_length=4).samples(pairs_of([("abc", "abc"), ("abcd", "a"), ("a", "abcd")]), (BYTE, None))
     assert len(samples) == 1
     assert samples.left_out.counts() == {"longer than 4 tokens": 2}
 
@@ -151,7 +151,7 @@ def test_nothing_left_says_why_and_what_to_do() -> None:
         Translation().samples(corpus, (BYTE, None))
     assert str(caught.value) == (
         "t.de has 0 usable lines of 1,209: 1,200 longer than 256 tokens, 9 empty. "
-        "Raise text.problem.longest or split the text."
+        "Raise text.task.max_length or split the text."
     )
 
 
@@ -168,7 +168,7 @@ def test_bytes_are_those_of_the_targets_that_are_kept() -> None:
 
 def packed(documents: list[str], length: int) -> Samples:
     """Documents as rows."""
-    return NextToken(length).samples(Corpus(documents, None, ("t.txt",)), (BYTE, None))
+    return LanguageModel(length).samples(Corpus(documents, None, ("t.txt",)), (BYTE, None))
 
 
 def test_documents_stand_one_after_the_other_each_between_begin_and_end() -> None:
@@ -232,7 +232,7 @@ def test_a_token_that_both_begins_and_ends_texts_is_still_said_at_their_end(docu
         return
     one = Tokenizer.from_json(BYTE.to_json(), Roles(begin=END, end=END))
     corpus = Corpus(documents, None, ("t.txt",))
-    expected, found = (NextToken(length).samples(corpus, (tokenizer, None)) for tokenizer in (BYTE, one))
+    expected, found = (LanguageModel(length).samples(corpus, (tokenizer, None)) for tokenizer in (BYTE, one))
     rows = range(len(expected))
     theirs, ours = expected.batch(rows), found.batch(rows)
     assert torch.equal(ours.targets, theirs.targets)
@@ -310,8 +310,8 @@ def test_texts_encoded_in_slices_are_the_texts(texts: list[str]) -> None:
 
 
 def test_the_problem_follows_from_the_corpus() -> None:
-    assert default_problem(pairs_of([("a", "b")])) == Translation()
-    assert default_problem(Corpus(["a"], None, ("t.txt",))) == NextToken()
+    assert default_task(pairs_of([("a", "b")])) == Translation()
+    assert default_task(Corpus(["a"], None, ("t.txt",))) == LanguageModel()
 
 
 def test_a_problem_refuses_the_wrong_number_of_sides() -> None:
@@ -320,26 +320,26 @@ def test_a_problem_refuses_the_wrong_number_of_sides() -> None:
     ):
         Translation().samples(Corpus(["a"], None, ("t.txt",)), (BYTE, None))
     with pytest.raises(InputError, match=r"^t\.de has two sides"):
-        NextToken().samples(pairs_of([("a", "b")]), (BYTE, None))
+        LanguageModel().samples(pairs_of([("a", "b")]), (BYTE, None))
 
 
-@pytest.mark.parametrize("kind", [Translation, NextToken])
-def test_no_room_for_a_token_is_refused(kind: type[NextToken]) -> None:
+@pytest.mark.parametrize("kind", [Translation, LanguageModel])
+def test_no_room_for_a_token_is_refused(kind: type[LanguageModel]) -> None:
     with pytest.raises(InputError, match=r"text\.problem\."):
         kind(0)
 
 
-@pytest.mark.parametrize("problem", [Translation(longest=9, prefix="to English: "), NextToken(length=9)])
-def test_a_problem_can_be_written_and_read(problem: Translation | NextToken) -> None:
-    assert from_plain(Problem, to_plain(problem), where="text.problem") == problem
+@pytest.mark.parametrize("problem", [Translation(max_length=9, prefix="to English: "), LanguageModel(length=9)])
+def test_a_problem_can_be_written_and_read(task: Translation | LanguageModel) -> None:
+    assert from_dict(Task, to_dict(task), where="text.task") == task
 
 
 def test_a_prefix_stands_before_every_source(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_bytes(b"ab\tx\n\ty\n \tz\n\xff\tw\ncd\tv\n")
-    problem, reading = Translation(prefix="say: "), Reading(bad_utf8="skip")
+    task, reading = Translation(prefix="say: "), Reading(bad_utf8="skip")
     for cache in (Cache(), Cache(tmp_path / "cache")):
         corpus = read_corpus(str(tmp_path / "t.tsv"), reading, cache)
-        samples = problem.samples(corpus, (BYTE, None), cache)
+        samples = task.samples(corpus, (BYTE, None), cache)
         plain = Translation().samples(corpus, (BYTE, None), cache)
         assert samples.left_out.counts() == plain.left_out.counts() == {"not UTF-8": 1, "empty": 2}
         assert samples.bytes == plain.bytes == 2
@@ -347,7 +347,7 @@ def test_a_prefix_stands_before_every_source(tmp_path: Path) -> None:
         assert batch.inputs["source_ids"].tolist() == [[*numbers(f"say: {text}"), END] for text in ("ab", "cd")]
         assert torch.equal(batch.targets, plain.batch([0, 1]).targets)
         assert samples.where([1]) == plain.where([1])
-        assert problem.wording(corpus).sources[-1] == "say: cd"
+        assert task.wording(corpus).sources[-1] == "say: cd"
         assert Translation().wording(corpus).sources is corpus.sources
 
 

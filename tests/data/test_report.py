@@ -11,7 +11,7 @@ import pytest
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, find_shift
 from regard.data.read.report import report_on
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import Byte
 from regard.show.html import data_page
@@ -79,13 +79,13 @@ def test_the_counts_add_up_and_name_what_is_wrong(tmp_path: Path) -> None:
     corpus = Corpus([one for one, _ in texts], [other for _, other in texts], ("t.de", "t.en"))
     valid = Corpus(["Katze", "neu"], ["cat", "new"], ("v.de", "v.en"))
     for cache in (Cache(), Cache(tmp_path), Cache(tmp_path)):
-        samples = Translation(longest=20).samples(corpus, (BYTE, None), cache)
+        samples = Translation(max_length=20).samples(corpus, (BYTE, None), cache)
         report = report_on(corpus, samples, valid, cache)
         assert report.left_out == {"empty": 1, "longer than 20 tokens": 1}
         assert report.kept + sum(report.left_out.values()) == report.texts == 5
         assert (report.duplicates, report.overlap, report.shift) == (1, (1, 2), None)
         assert [sum(side.counts) for side in report.sides] == [5, 5]
-        assert report.sides[0].longest == 120
+        assert report.sides[0].max_positions == 120
         assert report.sides[0].edges[-1] == 121
     warnings = report.warnings(valid="v.de", listed="left-out.tsv")
     assert [warning.split(":")[0] for warning in warnings] == ["warning", "warning"]
@@ -102,5 +102,5 @@ def test_planted_duplicates_are_all_found() -> None:
     lines = [f"line {number} {draw.random()}" for number in range(50_000)]
     planted = [draw.choice(lines) for _ in range(1_234)]
     corpus = Corpus([*lines, *planted], None, ("t.txt",))
-    samples = NextToken().samples(corpus, (BYTE, None))
+    samples = LanguageModel().samples(corpus, (BYTE, None))
     assert report_on(corpus, samples, None).duplicates == 1_234

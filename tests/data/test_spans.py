@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from regard.data.batching import IGNORE, Plan
 from regard.data.read.corpus import Corpus
-from regard.data.tasks import Problem
-from regard.data.tasks.span_corruption import Spans
+from regard.data.tasks import Task
+from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tokenize.tokenizer import BEGIN, END, PAD, Tokenizer
 from regard.data.tokenize.train import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece
 from regard.errors import InputError
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 
 _RANDOM = random.Random(6)
 DOCUMENTS = ["".join(_RANDOM.choices("abcdefgh ", k=_RANDOM.randint(2, 400))) for _ in range(80)]
@@ -55,7 +55,7 @@ def rebuilt(source: list[int], target: list[int], sentinels: list[int]) -> tuple
 )
 def test_both_sides_together_are_the_text(length: int, share: float, mean: float, draw: int | None) -> None:
     tokenizer = Byte(sentinels=300).train([])
-    samples = Spans(length, share, mean).samples(CORPUS, (tokenizer, None))
+    samples = SpanCorruption(length, share, mean).samples(CORPUS, (tokenizer, None))
     indices = list(range(len(samples)))[:: max(1, len(samples) // 40)]
     batch = samples.batch(indices, draw)
     pieces = samples.pieces.rows(np.array(indices))
@@ -82,7 +82,7 @@ def test_both_sides_together_are_the_text(length: int, share: float, mean: float
 
 
 def test_spans_are_where_chance_has_them() -> None:
-    samples = Spans(101).samples(Corpus(["x" * 100], None, ("t",)), (TOKENIZER, None))
+    samples = SpanCorruption(101).samples(Corpus(["x" * 100], None, ("t",)), (TOKENIZER, None))
     taken, known = np.zeros(100), set(TOKENIZER.sentinels)
     sizes: list[int] = []
     for draw in range(600):
@@ -104,7 +104,7 @@ def test_spans_are_where_chance_has_them() -> None:
 
 
 def test_two_draws_differ_and_validation_is_fixed() -> None:
-    samples = Spans(64).samples(CORPUS, (TOKENIZER, None))
+    samples = SpanCorruption(64).samples(CORPUS, (TOKENIZER, None))
     one, other = (samples.batch(range(9), draw).inputs["source_ids"] for draw in (1, 2))
     assert one.shape == other.shape
     assert not torch.equal(one, other)
@@ -113,7 +113,7 @@ def test_two_draws_differ_and_validation_is_fixed() -> None:
 
 
 def test_a_plan_of_spans_stays_in_its_budget() -> None:
-    samples = Spans(64).samples(CORPUS, (TOKENIZER, None))
+    samples = SpanCorruption(64).samples(CORPUS, (TOKENIZER, None))
     for step in Plan(samples.lengths, 500, 1, samples.shares).epoch(0):
         batch = samples.batch(step, 1)
         assert batch.inputs["ids"].numel() + batch.inputs["source_ids"].numel() <= 500
@@ -122,7 +122,7 @@ def test_a_plan_of_spans_stays_in_its_budget() -> None:
 def test_too_few_sentinels_are_refused_with_what_to_do() -> None:
     for tokenizer in (Byte().train([]), Byte(sentinels=3).train([])):
         with pytest.raises(InputError, match=r"has \d sentinels for them \(text\.tokenizer\)\. Use sentinels = 100"):
-            Spans().samples(CORPUS, (tokenizer, None))
+            SpanCorruption().samples(CORPUS, (tokenizer, None))
 
 
 @pytest.mark.parametrize("kind", [BPE, Unigram, WordPiece, Word, Character, Byte])
@@ -136,19 +136,19 @@ def test_every_tokenizer_takes_sentinels_behind_its_own_tokens(kind: type[BPE]) 
     assert not set(more.sentinels) & set(more.encode("a <extra_id_0> b"))
     assert Tokenizer.from_json(more.to_json()).sentinels == more.sentinels
     described: TokenizerKind = kind(sentinels=5)
-    assert from_plain(TokenizerKind, to_plain(described), where="text.tokenizer") == described
+    assert from_dict(TokenizerKind, to_dict(described), where="text.tokenizer") == described
     with pytest.raises(InputError, match=r"text\.tokenizer\.sentinels"):
         kind(**size, sentinels=-1).train(TEXTS)  # type: ignore[arg-type]
 
 
 def test_a_text_of_one_token_is_left_out() -> None:
-    samples = Spans().samples(Corpus(["a", "ab", ""], None, ("t",)), (TOKENIZER, None))
+    samples = SpanCorruption().samples(Corpus(["a", "ab", ""], None, ("t",)), (TOKENIZER, None))
     assert samples.left_out.counts() == {"empty": 1, "shorter than 2 tokens": 1}
     assert samples.batch([0], 1).targets.tolist() == [[TOKENIZER.sentinels[0], TOKENIZER.encode("b")[0], END]]
 
 
 def test_an_empty_slice_is_an_empty_batch() -> None:
-    batch = Spans().samples(CORPUS, (TOKENIZER, None)).batch(np.zeros(0, np.int64), 1)
+    batch = SpanCorruption().samples(CORPUS, (TOKENIZER, None)).batch(np.zeros(0, np.int64), 1)
     assert batch.tokens == 0
     assert batch.targets.shape == (0, 0)
 
@@ -156,6 +156,6 @@ def test_an_empty_slice_is_an_empty_batch() -> None:
 def test_wrong_settings_are_refused() -> None:
     for wrong in ({"length": 3}, {"share": 0.0}, {"mean": 0.5}, {"mean": float("nan")}):
         with pytest.raises(InputError, match=r"text\.problem\."):
-            Spans(**wrong)
-    problem = Spans(64, 0.2, 2.0)
-    assert from_plain(Problem, to_plain(problem), where="text.problem") == problem
+            SpanCorruption(**wrong)
+    task = SpanCorruption(64, 0.2, 2.0)
+    assert from_dict(Task, to_dict(task), where="text.task") == task

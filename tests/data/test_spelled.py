@@ -9,7 +9,7 @@ import pytest
 
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.bidirectional_lm import BothWays
+from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tokenize.characters import CHARACTERS, SpelledSamples, frame, spell, spell_texts, spellings
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import Character, Word, train_tokenizers
@@ -85,7 +85,7 @@ def test_letters_may_be_fewer():
 def test_samples_are_spelled_and_their_targets_stay_numbers(tmp_path: Path):
     corpus = Corpus(["the cat sat", "the größte dog sat"], None, ("text",))
     words = train_tokenizers(Word(), corpus)[0]
-    plain = BothWays(length=8).samples(corpus, (words, None))
+    plain = BidirectionalLM(length=8).samples(corpus, (words, None))
     samples = SpelledSamples(plain, spellings(words, Cache(tmp_path)))
     batch, numbers = samples.batch([0, 1]), plain.batch([0, 1])
     characters, real = spell_texts([["the", "cat", "sat"], ["the", "größte", "dog", "sat"]])

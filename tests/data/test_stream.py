@@ -9,8 +9,8 @@ import pytest
 
 from regard.data.batching import IGNORE, Place, Plan
 from regard.data.read.corpus import Corpus, join_corpora
-from regard.data.tasks import Stream
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks import TruncatedBPTT
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tokenize.train import Byte
 from regard.errors import InputError
 
@@ -19,7 +19,7 @@ CORPUS = Corpus(["a rather long document, forty bytes or so", "", "né", "x", "s
 
 
 def windows(length: int, rows: int, corpus: Corpus = CORPUS):
-    samples = Stream(length, rows).samples(corpus, (BYTES, None))
+    samples = TruncatedBPTT(length, rows).samples(corpus, (BYTES, None))
     plan = Plan(samples.lengths, 4096, 1, samples.shares, samples.lanes)
     return samples, [samples.batch(step) for step in plan.epoch(0)]
 
@@ -47,7 +47,7 @@ def test_every_lane_goes_on_and_every_token_is_asked_once(length: int, rows: int
 
 def test_what_is_asked_is_what_packed_rows_ask():
     _, batches = windows(5, 3)
-    packed = NextToken(5).samples(CORPUS, (BYTES, None))
+    packed = LanguageModel(5).samples(CORPUS, (BYTES, None))
     assert sum(batch.tokens for batch in batches) == packed.batch(range(len(packed))).tokens
 
 
@@ -79,8 +79,8 @@ def test_a_short_text_has_fewer_lanes():
 
 def test_what_cannot_be_a_stream_is_refused():
     with pytest.raises(InputError, match=r"rows must be 1 or more, got 0 \(text\.problem\.rows\)"):
-        Stream(rows=0)
+        TruncatedBPTT(rows=0)
     with pytest.raises(InputError, match=r"length = 0 leaves no room"):
-        Stream(length=0)
+        TruncatedBPTT(length=0)
     with pytest.raises(InputError, match=r"once an epoch \(text\.train\)\. Leave out the weights\."):
-        Stream().samples(join_corpora([(CORPUS, 2.0), (CORPUS, 1.0)]), (BYTES, None))
+        TruncatedBPTT().samples(join_corpora([(CORPUS, 2.0), (CORPUS, 1.0)]), (BYTES, None))

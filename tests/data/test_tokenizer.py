@@ -31,7 +31,7 @@ from regard.data.tokenize.train import (
     train_tokenizers,
 )
 from regard.errors import DamagedFile, InputError
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 
 PROVERBS = [
     "Der frühe Vogel fängt den Wurm, und das seit 1848.",
@@ -410,9 +410,9 @@ def test_a_long_text_without_spaces_can_be_learnt() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), Saved("x.json")])
 def test_a_kind_can_be_written_and_read(kind: TokenizerKind) -> None:
-    plain = to_plain(kind)
+    plain = to_dict(kind)
     assert plain["kind"] in ("character", "byte", "word", "bpe", "unigram", "word_piece", "saved")
-    assert from_plain(TokenizerKind, plain, where="text.tokenizer") == kind
+    assert from_dict(TokenizerKind, plain, where="text.tokenizer") == kind
 
 
 def test_roles_say_which_token_plays_which_part() -> None:

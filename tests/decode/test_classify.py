@@ -11,7 +11,7 @@ import torch
 from tokenizers import normalizers
 
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.classification import Labels
+from regard.data.tasks.classification import Classification
 from regard.data.tasks.tagging import Tagging
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.classify import UNSAID, Labelled, Numbered, Tagged
@@ -20,7 +20,7 @@ from regard.models import zoo
 from regard.models.readouts import Label, Last, Number, Tags
 from tests.small import TEXTS, WORDS, small
 
-BERT = zoo.bert(16, 2, 2, longest=64)
+BERT = zoo.bert(16, 2, 2, max_positions=64)
 NAMES = ("bad", "good", "so so")
 
 
@@ -58,7 +58,7 @@ def test_what_is_read_is_what_was_learnt_from():
     for joined in (False, True):
         sources = [f"{one}\t{other}" for one, other in zip(TEXTS, TEXTS[::-1])] if joined else TEXTS
         corpus = Corpus(sources, ["good"] * 4, ("f",), joined=joined)
-        batch = Labels(names=NAMES).samples(corpus, (WORDS, None)).batch(range(4))
+        batch = Classification(names=NAMES).samples(corpus, (WORDS, None)).batch(range(4))
         with torch.no_grad():
             said = model.network(**batch.inputs).softmax(-1).tolist()
         texts = [tuple(source.split("\t")) for source in sources] if joined else sources

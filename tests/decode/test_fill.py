@@ -12,7 +12,7 @@ from regard.errors import InputError
 from regard.models import zoo
 from tests.small import TEXTS, WORDS, small
 
-BERT = zoo.bert(16, 2, 2, longest=64)
+BERT = zoo.bert(16, 2, 2, max_positions=64)
 PAIRS = BPE(290).train(TEXTS * 4)
 
 

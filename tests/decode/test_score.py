@@ -54,7 +54,7 @@ def test_a_target_is_scored_given_its_source():
 
 
 def test_a_masked_model_hides_one_token_after_the_other():
-    model = small(zoo.bert(16, 2, 2, longest=64))
+    model = small(zoo.bert(16, 2, 2, max_positions=64))
     for text, found in zip([*TEXTS, ""], model.scores([*TEXTS, ""])):
         ids = WORDS.encode(text)
         expected = []
@@ -67,7 +67,7 @@ def test_a_masked_model_hides_one_token_after_the_other():
         assert found.total == pytest.approx(sum(expected), abs=1e-4)
 
 
-@pytest.mark.parametrize("description", [READER, zoo.bert(16, 2, 2, longest=64)], ids=["gpt2", "bert"])
+@pytest.mark.parametrize("description", [READER, zoo.bert(16, 2, 2, max_positions=64)], ids=["gpt2", "bert"])
 def test_neither_batches_nor_slices_of_the_vocabulary_change_a_score(description, monkeypatch):
     model = small(description)
     together = model.score(TEXTS * 3)
@@ -77,7 +77,7 @@ def test_neither_batches_nor_slices_of_the_vocabulary_change_a_score(description
 
 
 def test_progress_tells_of_every_text_once():
-    for description in (READER, zoo.bert(16, 1, 2, longest=64)):
+    for description in (READER, zoo.bert(16, 1, 2, max_positions=64)):
         done: list[int] = []
         small(description).scores([*TEXTS, ""], progress=done.append)
         assert sum(done) == len(TEXTS) + 1
@@ -90,7 +90,7 @@ def test_what_cannot_be_scored_is_refused_in_a_line():
         small(READER).score(["a"], ["b"])
     with pytest.raises(InputError, match=r"does not score plain texts. Give pairs"):
         small(zoo.transformer(16, 1, 2)).score(["a"])
-    both_ways = zoo.bert(16, 1, 2, longest=64)
+    both_ways = zoo.bert(16, 1, 2, max_positions=64)
     object.__setattr__(both_ways, "readout", BothWays())
     with pytest.raises(InputError, match="does not score; it was made to embed"):
         small(both_ways).score(["a"])

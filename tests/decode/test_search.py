@@ -46,8 +46,8 @@ def source_of(network: Network, rows: list[int]) -> Source | None:
     ids = torch.randint(3, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
     lengths = torch.tensor(SOURCE_LENGTHS)
     if len(rows) == 1:
-        return network.read(ids[rows, : SOURCE_LENGTHS[rows[0]]])
-    return network.read(ids[rows], torch.arange(9) < lengths[rows, None])
+        return network.encode_source(ids[rows, : SOURCE_LENGTHS[rows[0]]])
+    return network.encode_source(ids[rows], torch.arange(9) < lengths[rows, None])
 
 
 def next_log_probabilities(network: Network, source: Source | None, prompt: list[int], said: list[int]) -> list[float]:
@@ -149,10 +149,10 @@ def test_a_batch_of_64_says_what_each_sentence_says_alone(name: str, options: Op
     lengths = torch.randint(1, 13, (64,), generator=generator)
     lengths[0] = 12
     prompts = [[BEGIN, *range(3, 3 + i % 3)] for i in range(64)]
-    source = None if network.encoder is None else network.read(ids, torch.arange(12) < lengths[:, None])
+    source = None if network.encoder is None else network.encode_source(ids, torch.arange(12) < lengths[:, None])
     together = search(network, prompts, options, end=END, limits=[15] * 64, source=source, seeds=range(64))
     for row in range(64):
-        one = None if source is None else network.read(ids[row : row + 1, : lengths[row]])
+        one = None if source is None else network.encode_source(ids[row : row + 1, : lengths[row]])
         alone = search(network, [prompts[row]], options, end=END, limits=[15], source=one, seeds=[row])
         assert [h.tokens for h in alone[0]] == [h.tokens for h in together[row]]
 
@@ -236,7 +236,7 @@ def test_a_coverage_penalty_ranks_by_what_was_attended_to():
     covered = search(network, [[BEGIN]], replace(options, coverage_penalty=0.5), end=END, limits=[10], source=source)[0]
     other = source_of(network, [1])
     ids = torch.randint(3, VOCABULARY, (4, 9), generator=torch.Generator().manual_seed(5))
-    both = network.read(ids[:2], torch.arange(9) < torch.tensor(SOURCE_LENGTHS[:2])[:, None])
+    both = network.encode_source(ids[:2], torch.arange(9) < torch.tensor(SOURCE_LENGTHS[:2])[:, None])
     one = replace(options, coverage_penalty=0.5)
     beside = search(network, [[BEGIN, 4, 5, 6], [BEGIN]], one, end=END, limits=[10, 10], source=both)[1]
     alone = search(network, [[BEGIN]], one, end=END, limits=[10], source=other)[0]
@@ -282,4 +282,4 @@ def test_long_prompts_are_read_piece_by_piece(monkeypatch: pytest.MonkeyPatch, n
     assert [[one.tokens for one in answers] for answers in found] == [
         [one.tokens for one in answers] for answers in at_once
     ]
-    assert lengths[:6] == ([5, 5, 5, 5, 21, 1] if network.description.endless else [41, 1, 1, 1, 1, 1])
+    assert lengths[:6] == ([5, 5, 5, 5, 21, 1] if network.description.constant_memory else [41, 1, 1, 1, 1, 1])

@@ -17,7 +17,7 @@ from regard.models.readouts import First, Vector
 from tests.small import TEXTS, WORDS, small
 
 DESCRIPTIONS = {
-    "bert": zoo.bert(16, 2, 2, longest=64),
+    "bert": zoo.bert(16, 2, 2, max_positions=64),
     "gpt2": zoo.gpt2(16, 2, 2),
     "transformer": zoo.transformer(16, 2, 2),
 }
@@ -41,7 +41,7 @@ def states(model: LoadedModel, name: str, text: str) -> Tensor:
     """The last states of a text alone."""
     ids = torch.tensor([framed(name, text)])
     with torch.no_grad():
-        return (model.network.states(ids) if name == "gpt2" else model.network.encode(ids))[0]
+        return (model.network.hidden_states(ids) if name == "gpt2" else model.network.encode(ids))[0]
 
 
 @pytest.mark.parametrize("name", DESCRIPTIONS)

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.bidirectional_lm import BothWays as BothWaysProblem
-from regard.data.tasks.masked_lm import Masked
-from regard.data.tasks.span_corruption import Spans
+from regard.data.tasks.bidirectional_lm import BidirectionalLM as BothWaysProblem
+from regard.data.tasks.masked_lm import MaskedLM
+from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tokenize.train import WordPiece
 from regard.errors import InputError
 from regard.evaluation.evaluate import AnswerEvaluation, evaluate
 from regard.metrics import agreement, correlation
 from regard.models import zoo
-from regard.models.readouts import BothWays, Label, Number, Tags, Vector
+from regard.models.readouts import BidirectionalLM, Label, Number, Tags, Vector
 from tests.small import TEXTS, small
 
-BERT = zoo.bert(16, 2, 2, longest=64)
+BERT = zoo.bert(16, 2, 2, max_positions=64)
 NAMES = ("bad", "good", "so so")
 
 
@@ -127,12 +127,12 @@ def test_text_and_model_must_fit():
 @pytest.mark.parametrize("kind", ["masked", "both ways", "spans"])
 def test_models_that_read_a_text_as_a_whole_are_measured_on_what_they_learn(kind: str):
     corpus = Corpus(TEXTS * 3, None, ("f",))
-    model, problem = {
-        "masked": (small(BERT), Masked(64)),
-        "both ways": (small(replace(BERT, readout=BothWays())), BothWaysProblem(64)),
-        "spans": (small(zoo.t5(16, 1, 2), (WordPiece(80, sentinels=20).train(TEXTS * 4),)), Spans(128)),
+    model, task = {
+        "masked": (small(BERT), MaskedLM(64)),
+        "both ways": (small(replace(BERT, readout=BidirectionalLM())), BothWaysProblem(64)),
+        "spans": (small(zoo.t5(16, 1, 2), (WordPiece(80, sentinels=20).train(TEXTS * 4),)), SpanCorruption(128)),
     }[kind]
-    samples = problem.samples(corpus, (model.tokenizer, None))
+    samples = task.samples(corpus, (model.tokenizer, None))
     total = tokens = 0.0
     for place in range(len(samples)):
         batch = samples.batch([place])

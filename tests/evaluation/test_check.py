@@ -67,7 +67,7 @@ def test_every_law_holds_or_is_skipped_for_a_reason(description: Model):
 
 
 def test_what_hashing_catches_is_noted_a_line_a_layer():
-    by_law = found(small(zoo.reformer(16, 2, 2, attention=("lsh",), see=Ranks(8), buckets=8)))
+    by_law = found(small(zoo.reformer(16, 2, 2, attention=("lsh",), pattern=Ranks(8), buckets=8)))
     lines = [finding for law, finding in by_law.items() if law.startswith("what hashing catches")]
     assert [finding.law.split()[-1] for finding in lines] == ["decoder.0.self", "decoder.1.self"]
     assert all(finding.verdict == "noted" and "[2]: " in finding.detail for finding in lines)
@@ -75,7 +75,7 @@ def test_what_hashing_catches_is_noted_a_line_a_layer():
 
 
 def test_published_chunks_drift_and_are_told_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    model = small(zoo.reformer(16, 1, 2, attention=("lsh",), see=Chunks(8), buckets=8))
+    model = small(zoo.reformer(16, 1, 2, attention=("lsh",), pattern=Chunks(8), buckets=8))
     write_description(tmp_path, model.network, (model.tokenizer, None), task="", generation={})
     write_weights(tmp_path, unique_tensors(model.network))
     assert run(["check", str(tmp_path)]) == 0
@@ -89,7 +89,7 @@ def test_published_chunks_drift_and_are_told_how_far(tmp_path: Path, capsys: pyt
 
 
 def test_a_law_that_chunks_have_no_part_in_is_broken_with_them_too(monkeypatch: Patch):
-    model = small(zoo.reformer(16, 1, 2, attention=("lsh",), see=Chunks(8), buckets=8))
+    model = small(zoo.reformer(16, 1, 2, attention=("lsh",), pattern=Chunks(8), buckets=8))
     numbers = replace(LAWS[0], off=lambda probe: 1.0)
     monkeypatch.setattr(module, "LAWS", (numbers,))
     assert broken(model) == {numbers.name}
@@ -177,9 +177,9 @@ def neighbours_matter(patch: Patch) -> None:
 def sources_in_a_batch_lose_their_padding(patch: Patch) -> None:
     read = generate.read_sources
 
-    def careless(network, sources, change=None):
+    def careless(network, sources, ablation=None):
         longest = max(map(len, sources))
-        return read(network, [(*source, *[0] * (longest - len(source))) for source in sources], change)
+        return read(network, [(*source, *[0] * (longest - len(source))) for source in sources], ablation)
 
     patch.setattr(generate, "read_sources", careless)
 

@@ -124,7 +124,7 @@ def test_what_to_change_depends_on_what_is_too_large(tmp_path: Path):
     lasting = Memory(40, 40, 80, 0, 10, True, 100)
     assert named(remedies(material, lasting, None)) == ["model.width", "train.parallel"]
     sample = Memory(1, 1, 2, 0, 200, True, 100)
-    expected = ["train.recompute", "text.problem.longest", "model.width", "train.parallel"]
+    expected = ["train.recompute", "text.task.max_length", "model.width", "train.parallel"]
     assert named(remedies(material, sample, None)) == expected
     recomputing = read_material(read_recipe(tmp_path / "reverse.toml", ["train.recompute=true"]))
     assert named(remedies(recomputing, sample, None)) == expected[1:]

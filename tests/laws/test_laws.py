@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from regard.evaluation.laws import LAWS, Law, Probe
-from regard.layers.contract import Change
+from regard.layers.contract import Ablation
 from regard.models.model import Network
 from tests.laws.zoo import ENCODERS, END, MODELS, TRANSLATORS, VOCABULARY, build
 
@@ -69,8 +69,8 @@ def test_what_the_laws_change_would_show_if_it_counted(name: str):
 def test_a_head_that_is_switched_off_is_silent(name: str):
     network, ids = build(name), tokens(3, 6)
     inputs = {"source_ids": tokens(3, 9, seed=1)} if name in TRANSLATORS else {}
-    whole = network.states(ids, **inputs)
+    whole = network.hidden_states(ids, **inputs)
     stack, kind = "encoder" if name in ENCODERS else "decoder", "cross" if name in TRANSLATORS else "self"
-    off = network.states(ids, **inputs, change=Change({f"{stack}.0.{kind}": (0,)}))
+    off = network.hidden_states(ids, **inputs, ablation=Ablation({f"{stack}.0.{kind}": (0,)}))
     assert gap(off, whole) > 1e-3
-    assert torch.equal(network.states(ids, **inputs, change=Change({f"{stack}.9.{kind}": (0,)})), whole)
+    assert torch.equal(network.hidden_states(ids, **inputs, ablation=Ablation({f"{stack}.9.{kind}": (0,)})), whole)

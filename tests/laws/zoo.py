@@ -13,7 +13,7 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.join import PreNorm, Replace
 from regard.layers.linear import RMSNorm
 from regard.layers.lsh.masks import Ranks
-from regard.layers.patterns import LocalM, LocalP, Look, Window
+from regard.layers.patterns import LocalM, LocalP, SourcePattern, Window
 from regard.layers.positions import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.layers.recurrent import GRU, LSTM, RNN, Averaged
 from regard.layers.reversible import Reversible
@@ -32,14 +32,14 @@ SMALL = {"width": WIDTH, "depth": 2, "heads": 3, "inner": 40, "dropout": 0.1}
 
 def windowed() -> Model:
     """A language model that sees only the last few tokens."""
-    layer = (SelfAttention(2, see=Window(5), position=Rotary()), FeedForward(32, "silu", gated=True))
+    layer = (SelfAttention(2, pattern=Window(5), position=Rotary()), FeedForward(32, "silu", gated=True))
     return Model(WIDTH, Embed(), decoder=Stack(2 * (layer,), PreNorm(RMSNorm())))
 
 
-def transformer_seeing(see: Look) -> Model:
+def transformer_seeing(pattern: SourcePattern) -> Model:
     """A Transformer that looks at a part of the source."""
     model = zoo.transformer(**SMALL)
-    layers = tuple((self, replace(cross, see=see), feed) for self, cross, feed in model.decoder.layers)
+    layers = tuple((self, replace(cross, pattern=pattern), feed) for self, cross, feed in model.decoder.layers)
     return replace(model, decoder=replace(model.decoder, layers=layers))
 
 
@@ -60,7 +60,7 @@ TRANSLATORS: dict[str, Model] = {
     "reduced rank score": zoo.transformer(**SMALL, score=ReducedRank(3)),
     "reversible": zoo.transformer(**SMALL, join=Reversible(slice_length=5)),
     "reversible, side by side": zoo.transformer(**SMALL, join=Reversible(answer="beside")),
-    "reformer, translating": zoo.reformer(**SMALL, shape="both", see=Ranks(2), buckets=4),
+    "reformer, translating": zoo.reformer(**SMALL, shape="both", pattern=Ranks(2), buckets=4),
     "reversible, relative bias": zoo.transformer(**SMALL, join=Reversible(), position=RelativeBias(8, 20)),
     "local-m in a transformer": transformer_seeing(LocalM(3)),
     "local-p in a transformer": transformer_seeing(LocalP(3)),
@@ -72,16 +72,16 @@ TRANSLATORS: dict[str, Model] = {
     "seq2seq, tanh": zoo.seq2seq(**RECURRENT, cell=RNN(), reads="both"),
     "bahdanau": zoo.bahdanau(WIDTH, dropout=0.1),
     "bahdanau, stacked lstm": zoo.bahdanau(**RECURRENT, cell=LSTM(), tied=True, shared=True),
-    "bahdanau, tanh, local-p": zoo.bahdanau(**RECURRENT, cell=RNN(), see=LocalP(3), reads="forward"),
+    "bahdanau, tanh, local-p": zoo.bahdanau(**RECURRENT, cell=RNN(), pattern=LocalP(3), reads="forward"),
     "luong": zoo.luong(**RECURRENT),
-    "luong, dot, local-m": zoo.luong(**RECURRENT, score=Dot(), see=LocalM(3), reads="both"),
-    "luong, general, local-p": zoo.luong(**RECURRENT, see=LocalP(3), cell=GRU()),
+    "luong, dot, local-m": zoo.luong(**RECURRENT, score=Dot(), pattern=LocalM(3), reads="both"),
+    "luong, general, local-p": zoo.luong(**RECURRENT, pattern=LocalP(3), cell=GRU()),
     "luong, additive": zoo.luong(**RECURRENT, score=Additive(9), cell=RNN()),
     "luong, reduced rank": zoo.luong(**RECURRENT, score=ReducedRank(3), reads="both"),
     "luong, mean pooling": zoo.luong(**RECURRENT, score=Uniform()),
     "luong, no feeding": zoo.luong(**RECURRENT, feeding=False),
-    "luong, no feeding, local-p": zoo.luong(**RECURRENT, feeding=False, see=LocalP(3), score=Additive(), cell=GRU()),
-    "luong, no feeding, local-m": zoo.luong(**RECURRENT, feeding=False, see=LocalM(3), score=Dot(scaled=False)),
+    "luong, no feeding, local-p": zoo.luong(**RECURRENT, feeding=False, pattern=LocalP(3), score=Additive(), cell=GRU()),
+    "luong, no feeding, local-m": zoo.luong(**RECURRENT, feeding=False, pattern=LocalM(3), score=Dot(scaled=False)),
     "transformer encoder, recurrent decoder": hybrid(),
     "t5": zoo.t5(**SMALL, position=RelativeBias(8, 20)),
     "t5, 1.0": zoo.t5(**SMALL, version="1.0", key_width=5, decoder_depth=1, position=RelativeBias(8, 20)),
@@ -96,8 +96,8 @@ LANGUAGE_MODELS: dict[str, Model] = {
     ),
     "gpt2, additive": zoo.gpt2(**SMALL, score=Additive(7), position=None),
     "windowed": windowed(),
-    "reformer": zoo.reformer(**SMALL, see=Ranks(3), buckets=4, rounds=1, attention=("lsh",), position=Axial((9, 20))),
-    "reformer, several rounds": zoo.reformer(**SMALL, see=Ranks(2), buckets=(4, 2), rounds=3, position=Sinusoid()),
+    "reformer": zoo.reformer(**SMALL, pattern=Ranks(3), buckets=4, rounds=1, attention=("lsh",), position=Axial((9, 20))),
+    "reformer, several rounds": zoo.reformer(**SMALL, pattern=Ranks(2), buckets=(4, 2), rounds=3, position=Sinusoid()),
     "reformer, full, pre-norm": zoo.reformer(**SMALL, attention=("full", "local"), join=PreNorm(), tied=False),
     "sha-rnn": zoo.sha_rnn(WIDTH, 2, window=6, dropout=0.1),
     "sha-rnn, wide window": zoo.sha_rnn(WIDTH, 2, heads=3, inner=WIDTH, attention=(0,), dropout=0.1, tied=False),
@@ -110,19 +110,19 @@ READERS: dict[str, Model] = {  # language models that say something else than wo
     "gpt2, tags": replace(zoo.gpt2(**SMALL), readout=Tags(NAMES)),
 }
 ENCODERS: dict[str, Model] = {
-    "bert": zoo.bert(**SMALL, longest=64),
-    "bert, next sentence": zoo.bert(**SMALL, longest=64, next_sentence=True),
+    "bert": zoo.bert(**SMALL, max_positions=64),
+    "bert, next sentence": zoo.bert(**SMALL, max_positions=64, next_sentence=True),
     "bert, rotary, pre-norm": zoo.bert(**SMALL, position=Rotary(), join=PreNorm()),
     "bert, reversible, relative bias": zoo.bert(**SMALL, position=RelativeBias(8, 20), join=Reversible()),
-    "reformer, reading": zoo.reformer(**SMALL, shape="encoder", see=Ranks(2), buckets=4, position=Sinusoid()),
+    "reformer, reading": zoo.reformer(**SMALL, shape="encoder", pattern=Ranks(2), buckets=4, position=Sinusoid()),
     "elmo, words": zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=None),
     "elmo, words, mixed": replace(
         zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=0.3), readout=Label(NAMES, Mean()), mix=Mix(normed=True)
     ),
-    "bert, label": replace(zoo.bert(**SMALL, longest=64), readout=Label(NAMES)),
-    "bert, number": replace(zoo.bert(**SMALL, longest=64), readout=Number(Most(), inner=None)),
-    "bert, tags": replace(zoo.bert(**SMALL, longest=64), readout=Tags(NAMES)),
-    "bert, vector": replace(zoo.bert(**SMALL, longest=64), readout=Vector(Mean())),
+    "bert, label": replace(zoo.bert(**SMALL, max_positions=64), readout=Label(NAMES)),
+    "bert, number": replace(zoo.bert(**SMALL, max_positions=64), readout=Number(Most(), inner=None)),
+    "bert, tags": replace(zoo.bert(**SMALL, max_positions=64), readout=Tags(NAMES)),
+    "bert, vector": replace(zoo.bert(**SMALL, max_positions=64), readout=Vector(Mean())),
 }
 SPEAKERS = TRANSLATORS | LANGUAGE_MODELS
 MODELS = SPEAKERS | READERS | ENCODERS

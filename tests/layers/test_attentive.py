@@ -150,9 +150,9 @@ def test_without_feeding_the_whole_target_is_read_at_once():
 
 
 @pytest.mark.parametrize("see", [LocalM, LocalP])
-def test_a_reach_must_reach(see: type[LocalM] | type[LocalP]):
+def test_a_reach_must_reach(pattern: type[LocalM] | type[LocalP]):
     with pytest.raises(InputError, match="reach must be 1 or more, got 0"):
-        see(0)
+        pattern(0)
 
 
 @pytest.mark.parametrize("name", ["seq2seq", "bahdanau", "luong"])
@@ -171,7 +171,7 @@ def test_gradients_reach_every_weight(name: str):
 
 def test_the_papers_sizes_are_the_defaults():
     assert zoo.seq2seq().width == zoo.bahdanau().width == zoo.luong().width == 1000
-    assert zoo.luong().decoder.layers[0][0].see == Everything()
+    assert zoo.luong().decoder.layers[0][0].pattern == Everything()
     with torch.device("meta"):
         counted = sum(weight.numel() for weight in zoo.seq2seq(1000, 4).build(80_000, 160_000).parameters())
     # Sutskever 2014, section 3.4: 384 million parameters, of which 64 million recurrent; ours have a second bias.
@@ -184,9 +184,9 @@ def test_the_papers_sizes_are_the_defaults():
 @pytest.mark.parametrize("see", [Everything(), LocalM(2), LocalP(2)])
 @pytest.mark.parametrize("cell", [RNN(), GRU(), LSTM()])
 @pytest.mark.parametrize("reads", ["backward", "both"])
-def test_half_precision_reads_what_full_precision_does(cell: RNN | GRU | LSTM, see: object, reads: str, feeding: bool):
+def test_half_precision_reads_what_full_precision_does(cell: RNN | GRU | LSTM, pattern: object, reads: str, feeding: bool):
     torch.manual_seed(0)
-    network = zoo.luong(8, 2, cell=cell, see=see, reads=reads, feeding=feeding, dropout=0.0).build(20)
+    network = zoo.luong(8, 2, cell=cell, pattern=pattern, reads=reads, feeding=feeding, dropout=0.0).build(20)
     inputs = {
         "ids": torch.randint(0, 20, (3, 5)),
         "source_ids": torch.randint(0, 20, (3, 7)),

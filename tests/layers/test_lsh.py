@@ -24,7 +24,7 @@ def layer(seed: int = 0, **settings) -> LSHAttentionLayer:
     return LSHAttention(HEADS, **settings).build(WIDTH).double().eval()
 
 
-def ranked(buckets: Tensor, window: int, causal: bool, realm: Tensor) -> Tensor:
+def ranked(buckets: Tensor, window: int, causal: bool, document_ids: Tensor) -> Tensor:
     """BHTT by the letter: j is seen from i when in some round fewer than `window` of their bucket lie between."""
     rows, heads, length, rounds = buckets.shape
     seen = torch.zeros(rows, heads, length, length, dtype=torch.bool)
@@ -34,7 +34,7 @@ def ranked(buckets: Tensor, window: int, causal: bool, realm: Tensor) -> Tensor:
                 for i in range(length):
                     mates = [
                         j for j in range(length)
-                        if buckets[b, h, j, r] == buckets[b, h, i, r] and realm[b, j] == realm[b, i]
+                        if buckets[b, h, j, r] == buckets[b, h, i, r] and document_ids[b, j] == document_ids[b, i]
                     ]  # fmt: skip
                     at = mates.index(i)
                     near = mates[max(0, at - window + 1) : at + 1 if causal else at + window]
@@ -58,7 +58,7 @@ def by_the_letter(module: LSHAttentionLayer, x: Tensor, seen: Tensor) -> tuple[T
 @pytest.mark.parametrize("window", [1, 4, 30])
 def test_ranks_are_what_they_are_said_to_be(length, rounds, buckets, causal, slice_size, window, monkeypatch):
     monkeypatch.setattr(kernel, "_SLICE", slice_size)
-    module = layer(see=Ranks(window), rounds=rounds, buckets=buckets, causal=causal)
+    module = layer(pattern=Ranks(window), rounds=rounds, buckets=buckets, causal=causal)
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
     padding = torch.arange(length) < torch.tensor([length, max(1, length - 3)])[:, None]
     context = Context(padding=padding, record=Record())
@@ -78,7 +78,7 @@ def test_ranks_are_what_they_are_said_to_be(length, rounds, buckets, causal, sli
 
 
 def test_more_rounds_keep_the_first_and_see_more():
-    few, many = layer(rounds=2, see=Ranks(3), buckets=8), layer(rounds=6, see=Ranks(3), buckets=8)
+    few, many = layer(rounds=2, pattern=Ranks(3), buckets=8), layer(rounds=6, pattern=Ranks(3), buckets=8)
     q = torch.randn(1, HEADS, 50, WIDTH // HEADS, dtype=torch.float64)
     assert torch.equal(few.hashed(q), many.hashed(q)[..., :2])
     seen = [ranked(part.hashed(q), 3, True, torch.zeros(1, 50)).sum() for part in (few, many)]
@@ -114,7 +114,7 @@ def test_near_vectors_share_a_bucket_more_often_than_far_ones():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_full_attention_is_what_one_bucket_sees(causal):
-    whole, one = layer(see=Whole(), causal=causal), layer(see=Ranks(100), buckets=2, rounds=1, causal=causal)
+    whole, one = layer(pattern=Whole(), causal=causal), layer(pattern=Ranks(100), buckets=2, rounds=1, causal=causal)
     one.load_state_dict(whole.state_dict())
     x = torch.randn(2, 30, WIDTH, dtype=torch.float64)
     one.hashed = lambda q: torch.zeros(*q.shape[:3], 1, dtype=torch.int32)
@@ -122,7 +122,7 @@ def test_full_attention_is_what_one_bucket_sees(causal):
 
 
 def test_the_published_form_in_one_chunk_is_full_attention():
-    whole, chunks = layer(see=Whole()), layer(see=Chunks(64), buckets=4)
+    whole, chunks = layer(pattern=Whole()), layer(pattern=Chunks(64), buckets=4)
     chunks.load_state_dict(whole.state_dict())
     x = torch.randn(2, 64, WIDTH, dtype=torch.float64)
     assert torch.equal(whole(x, Context())[0], chunks(x, Context())[0])
@@ -130,7 +130,7 @@ def test_the_published_form_in_one_chunk_is_full_attention():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_full_attention_in_pieces_is_the_same(causal, monkeypatch):
-    module, x = layer(see=Whole(), causal=causal), torch.randn(2, 30, WIDTH, dtype=torch.float64)
+    module, x = layer(pattern=Whole(), causal=causal), torch.randn(2, 30, WIDTH, dtype=torch.float64)
     expected = module(x, Context())[0]
     monkeypatch.setattr("regard.layers.lsh.attention._LOOKED_AT", 7 * 2 * HEADS * 30)
     assert torch.allclose(module(x, Context())[0], expected, atol=1e-12)
@@ -147,9 +147,9 @@ def test_the_published_form_lets_the_future_change_the_past_and_ours_does_not():
     x = torch.randn(1, 96, WIDTH, dtype=torch.float64)
     later = torch.cat([x[:, :64], torch.randn(1, 32, WIDTH, dtype=torch.float64)], dim=1)
     moved = {}
-    for see in (Ranks(8), Chunks(8)):
-        module = layer(see=see, buckets=8)
-        moved[type(see)] = (module(x, Context())[0] - module(later, Context())[0])[:, :64].abs().max()
+    for pattern in (Ranks(8), Chunks(8)):
+        module = layer(pattern=pattern, buckets=8)
+        moved[type(pattern)] = (module(x, Context())[0] - module(later, Context())[0])[:, :64].abs().max()
     assert moved[Ranks] < 1e-12
     assert moved[Chunks] > 1e-3
 
@@ -158,9 +158,9 @@ def test_the_published_form_lets_the_future_change_the_past_and_ours_does_not():
 @pytest.mark.parametrize("length", [3, 9, 33])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("slice_size", [8192, 16])
-def test_local_attention_in_bands_is_the_masked_one(see, length, apart, slice_size, monkeypatch):
+def test_local_attention_in_bands_is_the_masked_one(pattern, length, apart, slice_size, monkeypatch):
     monkeypatch.setattr(kernel, "_SLICE", slice_size)
-    module = SelfAttention(HEADS, see=see).build(WIDTH).double()
+    module = SelfAttention(HEADS, pattern=pattern).build(WIDTH).double()
     x = torch.randn(2, length, WIDTH, dtype=torch.float64, requires_grad=True)
     document = torch.arange(length).expand(2, -1) // torch.tensor([[6], [4]]) if apart else None
     context = Context(document=document, record=Record())
@@ -185,8 +185,8 @@ def test_chunks_within_a_text_are_hidden_alike_and_worked_out_once():
 
 @pytest.mark.parametrize("see", [Chunks(3, 1, 0), Chunks(3, 2, 1), Ranks(3), Ranks(1), Ranks(50)])
 @pytest.mark.parametrize("causal", [True, False])
-def test_slopes_are_those_of_small_differences(see, causal):
-    module = layer(see=see, buckets=2, rounds=2, causal=causal)
+def test_slopes_are_those_of_small_differences(pattern, causal):
+    module = layer(pattern=pattern, buckets=2, rounds=2, causal=causal)
     q = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
     v = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
     module.heads, buckets = 1, module.hashed(q.expand(1, HEADS, 12, 4))[:, :1]

@@ -39,7 +39,7 @@ def test_every_vector_learns_from_the_positions_that_have_it():
 @pytest.mark.parametrize("scaled", [False, True])
 def test_an_embedding_with_axial_positions_reads_as_far_as_they_go(scaled: bool):
     embed = Embed(Axial((3, 5)), scaled=scaled).build(8, 20)
-    assert embed.longest == 15
+    assert embed.max_positions == 15
     ids = torch.randint(20, (2, 15))
     factor = 8**0.5 if scaled else 1.0
     assert torch.allclose(embed(ids, Context()), embed.table(ids) * factor + embed.position.table(torch.arange(15)))

@@ -24,10 +24,10 @@ from tests.laws import zoo
 LENGTH = 23
 CHUNKED = {
     "chunks": ours.reformer(
-        24, 2, 3, inner=40, see=Chunks(4, among=(4,), longest=64), buckets=4, attention=("lsh", "local")
+        24, 2, 3, inner=40, pattern=Chunks(4, among=(4,), max_positions=64), buckets=4, attention=("lsh", "local")
     ),
     "chunks, reading": ours.reformer(
-        24, 2, 3, inner=40, see=Chunks(4, after=1, longest=64), buckets=4, attention=("lsh",), shape="encoder"
+        24, 2, 3, inner=40, pattern=Chunks(4, after=1, max_positions=64), buckets=4, attention=("lsh",), shape="encoder"
     ),
 }
 
@@ -77,8 +77,8 @@ def _attends(part: object) -> bool:
 def test_any_queries_of_any_head_are_those_of_the_whole(name: str):
     network, whole, kept = built(name), Record(), Kept()
     inputs = given(network.description)
-    network.states(**inputs, record=whole)
-    network.states(**inputs, record=kept)
+    network.hidden_states(**inputs, record=whole)
+    network.hidden_states(**inputs, record=kept)
     assert whole.rows.keys() == kept.parts.keys()
     for layer, parts in kept.parts.items():
         matrix = whole.matrix(layer)
@@ -107,7 +107,7 @@ def test_weights_follow_from_what_is_inside(name: str):
     network, kept = built(name), Kept()
     if not steady(network.description):
         pytest.skip("a key that two rounds find counts twice")
-    network.states(**given(network.description, rows=1), record=kept)
+    network.hidden_states(**given(network.description, rows=1), record=kept)
     for parts in kept.parts.values():
         for part in parts:
             inside, weights = part.inside(), part.weights(slice(0, part.queries))
@@ -123,14 +123,14 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("see", [Everything(), Causal(), Window(4), Around(3), Neighbours(4)])
-def test_self_attention_tells_what_it_computes(see: object):
+def test_self_attention_tells_what_it_computes(pattern: object):
     torch.manual_seed(0)
-    layer, x, kept = SelfAttention(3, see=see).build(12), drawn(1, 9, 12), Kept()
+    layer, x, kept = SelfAttention(3, pattern=pattern).build(12), drawn(1, 9, 12), Kept()
     y, _ = layer(x, Context(record=kept))
     (part,) = kept.parts[""]
     q, k, v = (split_heads(one, 3) for one in layer.query_key_value(x).chunk(3, dim=-1))
     slots = torch.arange(9)
-    seen = see.sees(slots, slots)
+    seen = pattern.sees(slots, slots)
     scores = q @ k.mT / 2
     weights = (scores if seen is None else scores.masked_fill(~seen, -torch.inf)).softmax(-1)
     torch.testing.assert_close(part.weights(slice(0, 9)), weights)
@@ -164,7 +164,7 @@ def test_beams_are_rows_of_their_own():
 @torch.no_grad()
 def test_what_is_gone_weighs_nothing():
     torch.manual_seed(0)
-    layer, x, kept, whole = GatedAttention(2, see=Window(4)).build(8), drawn(1, 14, 8), Kept(), Kept()
+    layer, x, kept, whole = GatedAttention(2, pattern=Window(4)).build(8), drawn(1, 14, 8), Kept(), Kept()
     layer(x, Context(record=whole))
     memory = None
     for at in range(14):
@@ -181,10 +181,10 @@ def test_what_is_gone_weighs_nothing():
 
 @torch.no_grad()
 @pytest.mark.parametrize("see", [Whole(), Ranks(3), Chunks(4)])
-def test_nothing_as_large_as_queries_times_keys_is_made_for_some_queries_of_one_head(see: object):
+def test_nothing_as_large_as_queries_times_keys_is_made_for_some_queries_of_one_head(pattern: object):
     torch.manual_seed(0)
     length = 512
-    layer = LSHAttention(2, see=see, buckets=8).build(8)
+    layer = LSHAttention(2, pattern=pattern, buckets=8).build(8)
     kept = Kept()
     layer(drawn(1, length, 8), Context(record=kept))
     with Largest() as largest:
@@ -210,6 +210,6 @@ def test_a_layer_that_nobody_wants_is_not_asked():
     record = Kept()
     record.wanted = lambda name: name == "decoder.1.self"
     network = zoo.build("gpt2")
-    network.states(**given(network.description), record=record)
+    network.hidden_states(**given(network.description), record=record)
     assert list(record.parts) == ["decoder.1.self"]
     assert replace(Context(), record=record, name="decoder.1.self").looking

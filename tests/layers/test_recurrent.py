@@ -166,7 +166,7 @@ def test_an_encoder_without_recurrence_needs_an_average():
 def test_the_bottleneck_is_all_that_a_decoder_without_attention_knows():
     network = zoo.seq2seq(WIDTH, 2).build(20).eval()
     ids = torch.arange(5)[None]
-    said = network.read(torch.tensor([[3, 4, 5, 6]]))
+    said = network.encode_source(torch.tensor([[3, 4, 5, 6]]))
     whole, _ = network.decode(ids, Context(source=said))
     other, _ = network.decode(ids, Context(source=Source(drawn(1, 9, WIDTH), None, said.final)))
     assert torch.equal(whole, other)

@@ -38,7 +38,7 @@ def gradients(network: Network, seed: int) -> tuple[float, dict[str, Tensor]]:
         inputs["source_ids"] = torch.randint(3, VOCABULARY, (3, 9), generator=generator)
         inputs["source_padding"] = torch.arange(9) < torch.tensor([9, 4, 6])[:, None]
     torch.manual_seed(seed)
-    loss = network.readout.loss(network.states(ids, **inputs), ids.roll(-1, 1))
+    loss = network.readout.loss(network.hidden_states(ids, **inputs), ids.roll(-1, 1))
     network.zero_grad()
     loss.backward()
     return loss.item(), {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
@@ -79,14 +79,14 @@ def test_streams_side_by_side_are_normed_and_read_together(side: str):
     built = getattr(network, side)
     assert built.closing.weight.shape == (2 * WIDTH,)
     assert network.readout.words.weight.shape == (VOCABULARY, 2 * WIDTH)
-    ids, every = torch.randint(3, VOCABULARY, (2, 5)), []
-    states = network.states(ids, every=every)
+    ids, all_layers = torch.randint(3, VOCABULARY, (2, 5)), []
+    states = network.hidden_states(ids, all_layers=all_layers)
     x = network.embed(ids, Context())
     pair = (x, x)
     for layer in built.wiring.layers:
         pair, _ = layer(pair, Context(), None, None)
     assert torch.equal(states, built.closing(torch.cat(pair, dim=-1)))
-    assert [tuple(one.shape) for one in every] == 3 * [(2, 5, 2 * WIDTH)]
+    assert [tuple(one.shape) for one in all_layers] == 3 * [(2, 5, 2 * WIDTH)]
     tied = replace(model, **{side: stack}, readout=Vocabulary()).build(VOCABULARY)
     assert tied.readout.project.weight.shape == (WIDTH, 2 * WIDTH)
 
@@ -111,7 +111,7 @@ def test_the_source_and_the_bias_get_their_gradients():
 
 def test_going_backward_twice_is_refused():
     network, ids = build("gpt2, reversible"), torch.ones(1, 4, dtype=torch.long)
-    loss = network.readout.loss(network.states(ids), ids)
+    loss = network.readout.loss(network.hidden_states(ids), ids)
     loss.backward(retain_graph=True)
     with pytest.raises((AssertionError, RuntimeError), match=r"once|second time"):
         loss.backward()
@@ -120,7 +120,7 @@ def test_going_backward_twice_is_refused():
 @pytest.mark.parametrize("training", [True, False])
 def test_going_backward_leaves_the_random_state_alone(training: bool):
     network, ids = build("reformer").train(training), torch.ones(1, 4, dtype=torch.long)
-    loss = network.readout.loss(network.states(ids), ids)
+    loss = network.readout.loss(network.hidden_states(ids), ids)
     torch.rand(1)
     state = torch.get_rng_state()
     loss.backward()

@@ -10,7 +10,7 @@ from regard.layers.character_cnn import Spelled
 from regard.layers.embedding import Embed
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 
 SMALL = Spelled(characters=12, inner=4, filters=((1, 8), (2, 8), (3, 8)), highways=1, letters=6)
 WORDS = 20
@@ -83,7 +83,7 @@ def test_neither_reader_sees_what_it_should_say():
 
 def test_it_is_data():
     model = zoo.elmo("small")
-    assert from_plain(Model, to_plain(model), where="here") == model
+    assert from_dict(Model, to_dict(model), where="here") == model
 
 
 def test_words_in_place_of_characters_are_refused():

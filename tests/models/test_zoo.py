@@ -12,7 +12,7 @@ from regard.layers.join import PostNorm
 from regard.layers.positions import Concatenated, Sinusoid
 from regard.models import zoo
 from regard.models.model import Model, Network
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 from tests.laws.zoo import MODELS
 
 
@@ -40,8 +40,8 @@ def test_the_base_transformer_is_made_as_the_paper_says():
     assert [part.name for part in decoder.layers[0]] == ["self", "cross", "feedforward"]
     assert encoder.layers[0][0].heads == 8
     assert encoder.layers[0][1] == FeedForward(2048, "relu")
-    assert decoder.layers[0][0].see.causal
-    assert not encoder.layers[0][0].see.causal
+    assert decoder.layers[0][0].pattern.causal
+    assert not encoder.layers[0][0].pattern.causal
     assert encoder.join == PostNorm()
     assert (encoder.dropout, description.embed.dropout) == (0.1, 0.1)
     assert description.embed.scaled
@@ -130,7 +130,7 @@ def test_the_stacks_compute_what_torchs_own_transformer_does(width: int, heads: 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_description_survives_being_written_down(name: str):
-    assert from_plain(Model, to_plain(MODELS[name]), where="here") == MODELS[name]
+    assert from_dict(Model, to_dict(MODELS[name]), where="here") == MODELS[name]
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,10 @@ def test_decoders(name: str, batch: int, left: bool, tmp_path: Path):
         expected = torch.stack([said.start_logits, said.end_logits], -1) if "spans" in name else said.logits
     close(found, expected, padding)
     if not left:
-        every: list[Tensor] = []
-        network.states(ids, padding=padding, every=every)
-        assert len(every) == len(said.hidden_states)
-        for one, other in zip(every, said.hidden_states):
+        all_layers: list[Tensor] = []
+        network.hidden_states(ids, padding=padding, all_layers=all_layers)
+        assert len(all_layers) == len(said.hidden_states)
+        for one, other in zip(all_layers, said.hidden_states):
             close(one, other, padding)
 
 
@@ -70,9 +70,9 @@ def test_encoder_decoders(name: str, batch: int, tmp_path: Path):
     inputs = {"source_ids": ids, "source_padding": padding}
     close(network(target, target_padding=target_padding, **inputs), said.logits, target_padding)
     close(network.encode(ids, padding), said.encoder_last_hidden_state, padding)
-    record, every = Record(), []
-    network.states(target, **inputs, record=record, every=every)
-    for one, other in zip(every, said.decoder_hidden_states, strict=True):
+    record, all_layers = Record(), []
+    network.hidden_states(target, **inputs, record=record, all_layers=all_layers)
+    for one, other in zip(all_layers, said.decoder_hidden_states, strict=True):
         close(one, other)
     seen = padding[:, None, :, None].expand(said.encoder_attentions[0].shape)
     for number, weights in enumerate(said.encoder_attentions):
@@ -92,9 +92,9 @@ def test_encoders_that_answer_token_by_token(name: str, batch: int, tmp_path: Pa
     said = theirs(ids, attention_mask=padding.long(), **more, output_hidden_states=True, output_attentions=True)
     expected = torch.stack([said.start_logits, said.end_logits], -1) if "spans" in name else said.logits
     close(network(ids, padding=padding, **renamed(more)), expected, padding)
-    record, every = Record(), []
-    network.states(ids, padding=padding, **renamed(more), record=record, every=every)
-    for one, other in zip(every, said.hidden_states, strict=True):
+    record, all_layers = Record(), []
+    network.hidden_states(ids, padding=padding, **renamed(more), record=record, all_layers=all_layers)
+    for one, other in zip(all_layers, said.hidden_states, strict=True):
         close(one, other, padding)
     for number, weights in enumerate(said.attentions):
         close(record.matrix(f"encoder.{number}.self"), weights, padding[:, None, :, None].expand_as(weights))
@@ -134,6 +134,6 @@ def test_words_and_the_next_sentence_at_once(tmp_path: Path):
     ids, padding = rows()
     more = segments(theirs, ids)
     said = theirs(ids, attention_mask=padding.long(), **more)
-    states = network.states(ids, padding=padding, **renamed(more))
+    states = network.hidden_states(ids, padding=padding, **renamed(more))
     close(network.readout(states, padding), said.prediction_logits, padding)
-    close(network.aside(states, padding), said.seq_relationship_logits)
+    close(network.auxiliary(states, padding), said.seq_relationship_logits)

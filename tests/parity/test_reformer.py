@@ -154,13 +154,13 @@ def test_tokens_fall_into_the_same_buckets(settings: dict[str, Any], tmp_path: P
     for layer in model.reformer.encoder.layers[1:]:
         layer.attention.self_attention.register_forward_hook(lambda part, given, said: found.append(said.buckets))
     record = Record()
-    network.states(texts(24), record=record)
+    network.hidden_states(texts(24), record=record)
     with exactly(model) as theirs:
         theirs(texts(24))
     for number, buckets in enumerate(found, start=1):
         (own,) = record.buckets[f"decoder.{number}.self"]
         look = network.description.decoder.layers[number][0]
-        count = math.prod(look.see.counts(look.buckets, 24))
+        count = math.prod(look.pattern.counts(look.buckets, 24))
         assert len(own.unique()) > count // 2
         assert torch.equal(own.transpose(2, 3) + count * torch.arange(2)[:, None], buckets)
 
@@ -233,14 +233,14 @@ def test_going_on_is_reading_all_again(name: str, tmp_path: Path):
     ids, lengths = texts(24), torch.tensor([5, 9])
     context = Context(padding=torch.arange(9) < lengths[:, None], remember=True, record=Record())
     states, memory = network.decode(ids[:, :9], context)
-    close(states, network.states(ids[:, :9], padding=context.padding), context.padding)
+    close(states, network.hidden_states(ids[:, :9], padding=context.padding), context.padding)
     for step in range(6):
         record, whole = Record(), Record()
         context = Context(start=lengths + step, end=10 + step, remember=True, record=record)
         following = ids.gather(1, lengths[:, None] + step)
         states, memory = network.decode(following, context, memory)
         padding = torch.arange(10 + step) < lengths[:, None] + step + 1
-        again = network.states(ids[:, : 10 + step], padding=padding, record=whole)
+        again = network.hidden_states(ids[:, : 10 + step], padding=padding, record=whole)
         close(states[:, 0], again[torch.arange(2), lengths + step])
         for layer in record.rows:
             close(record.matrix(layer)[:, :, 0], whole.matrix(layer)[torch.arange(2), :, lengths + step])

@@ -80,15 +80,15 @@ OURS: dict[str, Model] = {
     "transformer, untied": models.transformer(**SMALL, tied=False),
     "transformer, apart": models.transformer(**SMALL, shared=False, decoder_depth=1),
     "gpt2": models.gpt2(**SMALL),
-    "bert": models.bert(**SMALL, longest=32),
-    "bert, next sentence": models.bert(**SMALL, longest=32, next_sentence=True),
+    "bert": models.bert(**SMALL, max_positions=32),
+    "bert, next sentence": models.bert(**SMALL, max_positions=32, next_sentence=True),
     "t5, 1.0": models.t5(**SMALL, version="1.0"),
     "t5, 1.1": models.t5(**SMALL, version="1.1"),
     "t5, key width": models.t5(**SMALL, key_width=5),
-    "bert, labels": replace(models.bert(**SMALL, longest=32), readout=Label(("a", "b", "c"))),
-    "bert, number": replace(models.bert(**SMALL, longest=32), readout=Number()),
-    "bert, tags": replace(models.bert(**SMALL, longest=32), readout=Tags(("a", "b"))),
-    "bert, pooler": replace(models.bert(**SMALL, longest=32), readout=Vector(First(), "tanh", normalised=False)),
+    "bert, labels": replace(models.bert(**SMALL, max_positions=32), readout=Label(("a", "b", "c"))),
+    "bert, number": replace(models.bert(**SMALL, max_positions=32), readout=Number()),
+    "bert, tags": replace(models.bert(**SMALL, max_positions=32), readout=Tags(("a", "b"))),
+    "bert, pooler": replace(models.bert(**SMALL, max_positions=32), readout=Vector(First(), "tanh", normalised=False)),
     "gpt2, labels": replace(models.gpt2(**SMALL), readout=Label(("a", "b"), Last(), None, biased=False)),
 }
 
@@ -147,7 +147,7 @@ def test_a_pair_of_texts_is_a_pair_elsewhere(name: str, tmp_path: Path):
 @pytest.mark.parametrize("pool", [Mean(), First(), Most()])
 @pytest.mark.parametrize("normalised", [True, False])
 def test_sentence_vectors_are_written_with_their_pool(pool: Any, normalised: bool, tmp_path: Path):
-    model = replace(models.bert(**SMALL, longest=32), readout=Vector(pool, None, normalised))
+    model = replace(models.bert(**SMALL, max_positions=32), readout=Vector(pool, None, normalised))
     loaded = trained(model)
     write_hub(tmp_path, loaded)
     kinds = [module["type"].rpartition(".")[2] for module in json.loads((tmp_path / "modules.json").read_text())]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.api import LoadedModel, beside
 from regard.data.tasks.masked_lm import ordinary_tokens
-from regard.layers.contract import Change
+from regard.layers.contract import Ablation
 from regard.models import zoo
 from regard.show.page import page
 from regard.show.payload import packed
@@ -48,7 +48,7 @@ class Page:
         """T x N: how likely each row finds each word."""
         text = self.seen.text
         with torch.inference_mode():
-            return self.model.network.readout(self.model.network.states(**text.reading.inputs))[0].softmax(-1)
+            return self.model.network.readout(self.model.network.hidden_states(**text.reading.inputs))[0].softmax(-1)
 
 
 def page_of(folder: Path, name: str, seen: Seen, model: LoadedModel) -> Page:
@@ -346,17 +346,17 @@ def test_losses_with_a_head_off_are_those_of_the_changed_model(pages: dict[str, 
 
     def loss(**off: Any) -> float:
         with torch.inference_mode():
-            logits = network.readout(network.states(**text.reading.inputs, **off))[0, : len(said)]
+            logits = network.readout(network.hidden_states(**text.reading.inputs, **off))[0, : len(said)]
         return float(F.cross_entropy(logits, said))
 
     window.go(page.address, view="off")
     assert window.data("p output[data-loss]", "loss")[0] == [pytest.approx(loss(), rel=1e-4)]
     cells = window.data("[role=gridcell]", "layer", "head", "loss", "value")
     assert len(cells) == sum(len(heads) for heads in page.seen.weights.values())
-    for layer, head, lost, change in cells[::2]:
-        changed = loss(change=Change({layer: (head,)}))
+    for layer, head, lost, ablation in cells[::2]:
+        changed = loss(ablation=Ablation({layer: (head,)}))
         assert lost == pytest.approx(changed, rel=1e-4)
-        assert change == pytest.approx(changed - loss(), abs=1e-4)
+        assert ablation == pytest.approx(changed - loss(), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "seq2seq"])
@@ -627,7 +627,7 @@ def test_paper_shows_all_that_scrolls_on_a_screen(pages: dict[str, Page], window
 
 
 def test_spread_attention_is_drawn_too(browser: Any, tmp_path: Path):
-    model = small(zoo.bert(width=24, depth=1, heads=3, inner=40, longest=128))
+    model = small(zoo.bert(width=24, depth=1, heads=3, inner=40, max_positions=128))
     with torch.no_grad():
         for name, parameter in model.network.named_parameters():
             if "query_key_value" in name:

@@ -91,7 +91,7 @@ def payloads() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
     """Pages that have every view between them."""
     translator = small(MODELS["transformer"], generation={"max_length": 7})
     seens = [translator.look("The dogs played.", beam=beam) for beam in (2, 1)]
-    hashing = small(zoo.reformer(**SMALL, see=MODELS["reformer"].decoder.layers[0][0].see, buckets=2, rounds=2))
+    hashing = small(zoo.reformer(**SMALL, pattern=MODELS["reformer"].decoder.layers[0][0].pattern, buckets=2, rounds=2))
     return {
         "beside": packed(beside(*seens).looks),
         "in time": packed(beside(*seens, slider=True).looks, slider=True),

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.errors import InputError
-from regard.layers.contract import Change
+from regard.layers.contract import Ablation
 from regard.show.payload import Shown, beside
 from regard.show.server import Live
 from tests.laws.zoo import MODELS
@@ -188,9 +188,9 @@ def test_heads_are_switched_off(ask: Asking, models: list[Any]):
     text, network = ask.live.shown.looks[0][1].text, models[0].network
     said = torch.tensor(text.said)
     with torch.inference_mode():
-        was = network.readout(network.states(**text.reading.inputs))[0]
-        off = Change({"decoder.0.cross": (1,), "encoder.1.self": (0, 2)})
-        now = network.readout(network.states(**text.reading.inputs, change=off))[0]
+        was = network.readout(network.hidden_states(**text.reading.inputs))[0]
+        off = Ablation({"decoder.0.cross": (1,), "encoder.1.self": (0, 2)})
+        now = network.readout(network.hidden_states(**text.reading.inputs, ablation=off))[0]
     assert answer["loss"] == pytest.approx(float(F.cross_entropy(now, said)), rel=1e-4)
     changed = (was.argmax(-1) != now.argmax(-1)).nonzero().flatten().tolist()
     assert [row for row, _, _ in answer["changed"]] == changed

@@ -22,9 +22,9 @@ from tests.small import small
 TEXT = "the cat sat on the mat and the dog ran in the park " * 4
 
 
-def layer(see: Ranks | Chunks = Ranks(8), causal: bool = True, rounds: int = 3) -> LSHAttentionLayer:  # noqa: B008
+def layer(pattern: Ranks | Chunks = Ranks(8), causal: bool = True, rounds: int = 3) -> LSHAttentionLayer:  # noqa: B008
     torch.manual_seed(2)
-    return LSHAttention(2, see=see, buckets=8, rounds=rounds, seed=4, causal=causal).build(16).eval()
+    return LSHAttention(2, pattern=pattern, buckets=8, rounds=rounds, seed=4, causal=causal).build(16).eval()
 
 
 def given(length: int = 61) -> Tensor:
@@ -33,8 +33,8 @@ def given(length: int = 61) -> Tensor:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("see", [Ranks(8), Chunks(8), Chunks(8, before=0, after=1), Chunks(64)])
-def test_what_is_met_is_what_weighs_something(see: Ranks | Chunks, causal: bool):
-    attention, x, record = layer(see, causal), given(), Record()
+def test_what_is_met_is_what_weighs_something(pattern: Ranks | Chunks, causal: bool):
+    attention, x, record = layer(pattern, causal), given(), Record()
     with torch.inference_mode():
         attention(x, Context(record=record, name="here"))
         seen = met(attention, split_heads(attention.query_key(x), 2), 3, torch.arange(61))
@@ -44,7 +44,7 @@ def test_what_is_met_is_what_weighs_something(see: Ranks | Chunks, causal: bool)
     weights = record.matrix("here")[0]
     assert torch.equal((weights > 0)[:, others], seen[:, others])
     assert seen[:, others].any()
-    assert see == Chunks(64) or not seen[:, others].all()
+    assert pattern == Chunks(64) or not seen[:, others].all()
 
 
 def test_some_queries_see_what_they_see_among_all():
@@ -80,14 +80,14 @@ def test_of_a_long_text_some_queries_are_asked_the_last_among_them(monkeypatch: 
     assert sample(61, 2).tolist() == list(range(61))
     monkeypatch.setattr(module, "_AT_ONCE", 2 * 61 * 4)
     assert sample(61, 2).tolist() == [14, 29, 44, 60]
-    model = small(zoo.reformer(16, 2, 2, see=Ranks(8), buckets=8, position=Learned(256)))
+    model = small(zoo.reformer(16, 2, 2, pattern=Ranks(8), buckets=8, position=Learned(256)))
     found = model.microscope(TEXT)
     assert found.queries < found.tokens
     assert f"{found.queries} of {found.tokens} tokens" in str(found)
 
 
 def test_a_model_is_looked_into_layer_by_layer():
-    model = small(zoo.reformer(16, 3, 2, attention=("lsh", "full", "lsh"), see=Ranks(8), buckets=8, position=None))
+    model = small(zoo.reformer(16, 3, 2, attention=("lsh", "full", "lsh"), pattern=Ranks(8), buckets=8, position=None))
     found = model.microscope(TEXT, top=4)
     assert [caught.layer for caught in found.layers] == ["decoder.0.self", "decoder.2.self"]
     assert [len(heads) for caught in found.layers for heads in caught.shares.values()] == [2] * 8
@@ -101,7 +101,7 @@ def test_a_model_is_looked_into_layer_by_layer():
 
 
 def test_both_sides_of_a_translator_are_looked_into():
-    model = small(zoo.reformer(16, 1, 2, shape="both", attention=("lsh",), see=Ranks(8), buckets=8, position=None))
+    model = small(zoo.reformer(16, 1, 2, shape="both", attention=("lsh",), pattern=Ranks(8), buckets=8, position=None))
     found = model.microscope(TEXT, "the dog sat on the mat")
     assert [caught.layer for caught in found.layers] == ["encoder.0.self", "decoder.0.self"]
     assert found.tokens > 40
@@ -117,4 +117,4 @@ def test_what_does_not_hash_has_nothing_to_look_at():
         with pytest.raises(InputError, match="no layer of this model hashes"):
             model.microscope(TEXT)
     with pytest.raises(InputError, match="top and rounds"):
-        small(zoo.reformer(16, 1, 2, attention=("lsh",), see=Ranks(8), buckets=8)).microscope(TEXT, top=0)
+        small(zoo.reformer(16, 1, 2, attention=("lsh",), pattern=Ranks(8), buckets=8)).microscope(TEXT, top=0)

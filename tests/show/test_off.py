@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from regard.api import LoadedModel
 from regard.decode.options import Options
 from regard.errors import InputError
-from regard.layers.contract import Change
+from regard.layers.contract import Ablation
 from regard.layers.record import Record
 from regard.models import zoo
 from regard.models.model import Network
@@ -100,13 +100,13 @@ def test_several_heads_at_once_change_what_is_said():
 def test_every_head_of_every_model_can_be_switched_off(name: str):
     network, inputs, said = studied(small(MODELS[name]))
     asked: list[str] = []
-    network.states(**inputs, record=Record(lambda layer: asked.append(layer) or False))
+    network.hidden_states(**inputs, record=Record(lambda layer: asked.append(layer) or False))
     layers = heads_of(network)
     assert list(layers) == list(dict.fromkeys(asked))
-    whole = network.states(**inputs)
+    whole = network.hidden_states(**inputs)
     for layer, heads in layers.items():
         for head in (0, heads - 1):
-            assert not torch.equal(network.states(**inputs, change=Change({layer: (head,)})), whole)
+            assert not torch.equal(network.hidden_states(**inputs, ablation=Ablation({layer: (head,)})), whole)
     off = json.loads(json.dumps(ablations(network, BOTH, inputs, said, layers), allow_nan=False))
     assert [(one["layer"], one["head"]) for one in off["heads"]] == [
         (layer, head) for layer, heads in layers.items() for head in range(heads)
@@ -129,7 +129,7 @@ def test_a_classifier_is_judged_by_the_label_it_prefers(name: str):
     best = int(values.argmax())
     assert (off["measure"], off["loss"]) == (f"nats, label {names[best]}", pytest.approx(-float(values[best])))
     for one in off["heads"]:
-        states = network.states(**inputs, change=Change({one["layer"]: (one["head"],)}))
+        states = network.hidden_states(**inputs, ablation=Ablation({one["layer"]: (one["head"],)}))
         now = network.readout(states)[0].log_softmax(-1)
         assert one["loss"] == pytest.approx(-float(now[best]), rel=1e-4)
         other = int(now.argmax())

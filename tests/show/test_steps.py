@@ -151,7 +151,7 @@ def test_the_score_of_a_node_is_the_sum_of_what_its_path_says():
     model = eager("transformer")
     nodes, _ = beam_tree(model.network, BOTH, TEXT, Options(beam=3, max_tokens=6))
     numbers = {text: number for number, text in enumerate(WORDS.token_texts(range(WORDS.vocabulary)))}
-    source = model.network.read(torch.tensor([[*WORDS.encode(TEXT), WORDS.end]]))
+    source = model.network.encode_source(torch.tensor([[*WORDS.encode(TEXT), WORDS.end]]))
     for node in nodes:
         said, at, total = [numbers[node["text"]]], node["parent"], 0.0
         while at >= 0:

@@ -65,7 +65,7 @@ def test_weights_from_elsewhere_are_seen_too():
 
 
 def test_an_encoder_alone_looks_at_its_text_in_its_frame():
-    model = small(zoo.bert(16, 2, 2, longest=32))
+    model = small(zoo.bert(16, 2, 2, max_positions=32))
     found = model.look("the cat sat")
     row = [WORDS.begin, *WORDS.encode("the cat sat"), WORDS.end]
     assert (found.source_tokens, found.target_tokens) == (WORDS.token_texts(row), [])
@@ -96,11 +96,11 @@ def test_looking_in_blocks_sees_the_same_and_changes_nothing(name: str, monkeypa
     network = laws.build(name)
     inputs = {key: value[:1] for key, value in given(network.description).items()}
     record = Record()
-    states = network.states(**inputs, record=record)
+    states = network.hidden_states(**inputs, record=record)
     monkeypatch.setattr(sight, "_BLOCK", 40)
     reading = Reading(network, inputs)
     whole = Sight(shapes=reading.shapes, plans=reading.plans)
-    assert torch.equal(network.states(**inputs, record=whole), states)
+    assert torch.equal(network.hidden_states(**inputs, record=whole), states)
     monkeypatch.setattr(sight, "_BUDGET", 400)
     for layer, known in Reading(network, inputs).layers.items():
         matrix = record.matrix(layer)[0]
@@ -126,7 +126,7 @@ def stepped(model: LoadedModel, found: Seen) -> Record:
     """What is recorded by one who says the same word by word."""
     record, network = Record(lambda name: name.startswith("decoder")), model.network
     inputs, memory = found.text.reading.inputs, None
-    source = network.read(inputs["source_ids"]) if "source_ids" in inputs else None
+    source = network.encode_source(inputs["source_ids"]) if "source_ids" in inputs else None
     for at in range(inputs["ids"].shape[1]):
         context = Context(source=source, start=at, remember=True, record=record)
         _, memory = network.decode(inputs["ids"][:, at : at + 1], context, memory)
@@ -267,14 +267,14 @@ def test_gaps_are_read_and_said_as_gaps_where_a_model_says_spans():
 def test_a_recurrent_decoder_keeps_the_keys_of_its_source_once():
     record = Kept()
     network = small(zoo.bahdanau(16)).network
-    network.states(torch.tensor([[1, 5, 6]]), source_ids=torch.tensor([[7, 8, 2]]), record=record)
+    network.hidden_states(torch.tensor([[1, 5, 6]]), source_ids=torch.tensor([[7, 8, 2]]), record=record)
     parts = record.parts["decoder.0.cross"]
     assert len(parts) == 3
     assert len({part.inside().key.data_ptr() for part in parts}) == 1
 
 
 def test_buckets_are_there_where_tokens_are_hashed():
-    model = small(zoo.reformer(16, 2, 2, see=Ranks(4), buckets=4, rounds=3, attention=("lsh", "local")))
+    model = small(zoo.reformer(16, 2, 2, pattern=Ranks(4), buckets=4, rounds=3, attention=("lsh", "local")))
     found = model.look(TEXT)
     assert {name: tuple(buckets.shape) for name, buckets in found.buckets.items()} == {
         "decoder.0.self": (2, len(found.target_tokens), 3)
@@ -282,7 +282,7 @@ def test_buckets_are_there_where_tokens_are_hashed():
     assert set(found.buckets["decoder.0.self"].unique().tolist()) <= {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("description", [zoo.gpt2(16, 2, 2), zoo.reformer(16, 2, 2, see=Ranks(4), buckets=4)])
+@pytest.mark.parametrize("description", [zoo.gpt2(16, 2, 2), zoo.reformer(16, 2, 2, pattern=Ranks(4), buckets=4)])
 def test_a_long_text_is_read_again_for_the_rows_that_are_asked_for(
     description: object, monkeypatch: pytest.MonkeyPatch
 ):
@@ -317,9 +317,9 @@ def test_memory_is_bounded_however_long_the_text_is(attention: str, monkeypatch:
     monkeypatch.setattr(sight, "_BLOCK", block)
     monkeypatch.setattr(sight, "_BUDGET", 1_000_000)
     monkeypatch.setattr(sight, "_VECTORS", 0)
-    see = {"see": Ranks(16), "buckets": 64}
+    pattern = {"see": Ranks(16), "buckets": 64}
     description = zoo.gpt2(8, 1, 1, position=None) if attention == "full" else zoo.reformer(
-        8, 1, 1, attention=(attention,), position=None, **see
+        8, 1, 1, attention=(attention,), position=None, **pattern
     )  # fmt: skip
     torch.manual_seed(0)
     network = description.build(30).eval()

@@ -164,16 +164,16 @@ def test_every_layer_says_what_the_published_computation_does(kind: str, tmp_pat
     write(tmp_path, said)
     network, weights = loaded(tmp_path).double(), tensors(said)
     characters, real = spell_texts(TEXTS)
-    every: list[torch.Tensor] = []
+    all_layers: list[torch.Tensor] = []
     with torch.no_grad():
         ids, padding = torch.from_numpy(characters).long(), torch.from_numpy(real)
-        network.states(ids, padding=padding, every=every)
-    assert len(every) == said["lstm"]["n_layers"] + 1
+        network.hidden_states(ids, padding=padding, all_layers=all_layers)
+    assert len(all_layers) == said["lstm"]["n_layers"] + 1
     clipped = 0.0
     for row, words in enumerate(TEXTS):
         expected, most = published_layers(words, said, weights)
         clipped = max(clipped, most)
-        for ours, theirs in zip(every, expected):
+        for ours, theirs in zip(all_layers, expected):
             np.testing.assert_allclose(ours[row, : len(words) + 2].numpy(), theirs, atol=1e-10, rtol=1e-10)
     if kind in ("published", "clipped hard"):
         assert clipped > said["lstm"]["cell_clip"]
@@ -184,11 +184,11 @@ def test_the_text_says_the_mean_of_its_layers(tmp_path: Path):
     network = loaded(tmp_path)
     characters, real = spell_texts(TEXTS)
     ids, padding = torch.from_numpy(characters).long(), torch.from_numpy(real)
-    every: list[torch.Tensor] = []
+    all_layers: list[torch.Tensor] = []
     with torch.no_grad():
-        states = network.states(ids, padding=padding, every=every)
+        states = network.hidden_states(ids, padding=padding, all_layers=all_layers)
         vectors = network(ids, padding=padding)
-    torch.testing.assert_close(states, torch.stack(every).mean(0))
+    torch.testing.assert_close(states, torch.stack(all_layers).mean(0))
     torch.testing.assert_close(vectors[0], states[0].mean(0))
 
 
@@ -277,9 +277,9 @@ def test_a_missing_file_is_named(tmp_path: Path):
         ({"char_cnn__n_characters": 10**15}, "has char_embed of"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_anything_is_made(change: dict[str, Any], said: str, tmp_path: Path):
+def test_options_that_cannot_be_are_refused_before_anything_is_made(ablation: dict[str, Any], said: str, tmp_path: Path):
     write(tmp_path, options())
-    (tmp_path / "options.json").write_text(json.dumps(options(**change)))
+    (tmp_path / "options.json").write_text(json.dumps(options(**ablation)))
     with pytest.raises(DamagedFile, match=said) as error:
         read_elmo(tmp_path)
     assert "\n" not in str(error.value)

@@ -58,13 +58,13 @@ def test_separate_vocabularies_are_kept_apart(tmp_path: Path):
 
 
 @pytest.mark.parametrize("change", [{"begin": 2**63}, {"pad": -1}, {"opening": [10**6]}, {"between": 10**9}])
-def test_parts_are_played_by_tokens_that_the_model_has(tmp_path: Path, change: dict[str, object]):
+def test_parts_are_played_by_tokens_that_the_model_has(tmp_path: Path, ablation: dict[str, object]):
     write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     roles = {"kind": "roles", "begin": 1, "end": 2, "pad": 0}
     (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [roles, None]}))
     assert regard.load(tmp_path).tokenizer.begin == 1
-    (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [{**roles, **change}, None]}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [{**roles, **ablation}, None]}))
     with pytest.raises(DamagedFile, match="tokens that the model does not have"):
         regard.load(tmp_path)
 
@@ -119,9 +119,9 @@ def test_any_flipped_or_missing_byte_of_the_weights_is_refused(tmp_path: Path):
     regard.load(tmp_path)
 
 
-def damaged(folder: Path, change) -> str:
+def damaged(folder: Path, ablation) -> str:
     write(folder)
-    change(folder)
+    ablation(folder)
     with pytest.raises((DamagedFile, InputError)) as caught:
         regard.load(folder)
     assert "\n" not in str(caught.value)
@@ -130,12 +130,12 @@ def damaged(folder: Path, change) -> str:
 
 
 def edit_config(**changes):
-    def change(folder: Path) -> None:
+    def ablation(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         config["model"].update(changes)
         (folder / "config.json").write_text(json.dumps(config))
 
-    return change
+    return ablation
 
 
 def test_a_truncated_file_of_weights_is_refused(tmp_path: Path):

@@ -26,7 +26,7 @@ from tests.parity import zoo
 from tests.parity.folders import CPU, ours, saved, shaken
 from tests.store.published import copied, edit, said, sharded
 
-Change = Callable[[Path], None]
+Ablation = Callable[[Path], None]
 
 
 def test_weights_in_several_files_are_the_same_model(folders: Path, tmp_path: Path):
@@ -128,10 +128,10 @@ def test_every_missing_and_unknown_tensor_is_named_at_once(folders: Path, tmp_pa
     ],
 )
 def test_settings_that_are_not_honoured_are_refused_by_name(
-    folders: Path, tmp_path: Path, name: str, change: dict[str, Any], word: str
+    folders: Path, tmp_path: Path, name: str, ablation: dict[str, Any], word: str
 ):
     folder = copied(folders, name, tmp_path / "m")
-    edit(folder / "config.json", **change)
+    edit(folder / "config.json", **ablation)
     assert word in said(folder)
 
 
@@ -145,10 +145,10 @@ def test_settings_that_are_not_honoured_are_refused_by_name(
     ],
 )
 def test_numbers_that_cannot_be_are_refused(
-    folders: Path, tmp_path: Path, name: str, change: dict[str, Any], word: str
+    folders: Path, tmp_path: Path, name: str, ablation: dict[str, Any], word: str
 ):
     folder = copied(folders, name, tmp_path / "m")
-    edit(folder / "config.json", **change)
+    edit(folder / "config.json", **ablation)
     assert word in said(folder)
 
 

@@ -46,7 +46,7 @@ HARMLESS = {
 
 
 def test_old_folders_are_recognised(folders: Path, tmp_path: Path):
-    for number, (name, gone, change) in enumerate([
+    for number, (name, gone, ablation) in enumerate([
         ("bert", (), HARMLESS),
         ("bert", ("model_type",), {}),
         ("bert", ("model_type", "architectures"), {}),
@@ -55,7 +55,7 @@ def test_old_folders_are_recognised(folders: Path, tmp_path: Path):
     ]):  # fmt: skip
         folder = copied(folders, name, tmp_path / str(number))
         expected = ours(folder).network.description
-        config = {**json.loads((folder / "config.json").read_text()), **change}
+        config = {**json.loads((folder / "config.json").read_text()), **ablation}
         (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in gone}))
         assert ours(folder).network.description == expected
     edit(folder / "config.json", model_type=None, architectures=["LlamaForCausalLM"])

@@ -38,7 +38,7 @@ def test_a_sentence_folder_may_still_hold_what_says_words(folders: Path, tmp_pat
     save_file({**tensors, **more}, folder / "model.safetensors", metadata={"format": "pt"})
     found = ours(folder).network
     assert found.description.readout.says == "vectors"
-    assert found.description.aside is None
+    assert found.description.auxiliary is None
 
 
 def test_a_sentence_folder_cuts_long_texts_wherever_it_is_taken(tmp_path: Path):

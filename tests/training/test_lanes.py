@@ -14,7 +14,7 @@ from regard.config.recipe import read_recipe
 from regard.config.run import train
 from regard.data.batching import Place
 from regard.data.read.corpus import Corpus
-from regard.data.tasks import Stream
+from regard.data.tasks import TruncatedBPTT
 from regard.data.tokenize.train import Byte
 from regard.errors import InputError
 from regard.layers.contract import Past
@@ -35,7 +35,7 @@ MODELS = {"sha-rnn": SMALL, "lstm": zoo.lstm_lm(16, 2, dropout=0.0)}
 
 
 def learner(description: Model, world: World | None = None, *, length: int = 16, rows: int = 4, **settings) -> Trainer:
-    samples = Stream(length, rows).samples(Corpus([TEXT], None, ("text",)), (BYTES, None))
+    samples = TruncatedBPTT(length, rows).samples(Corpus([TEXT], None, ("text",)), (BYTES, None))
     torch.manual_seed(1)
     settings = {"smoothing": 0.0, "rate": 1e-2, "schedule": Constant(), **settings}
     return Trainer(description.build(BYTES.vocabulary), samples, Training(**settings), torch.device("cpu"), world)
@@ -57,7 +57,7 @@ def together(trainer: Trainer) -> float:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_windows_that_go_on_are_one_reading(name: str, accumulate: int):
-    trainer = learner(MODELS[name], rate=1e-30, accumulate=accumulate)
+    trainer = learner(MODELS[name], learning_rate=1e-30, accumulate=accumulate)
     trainer.network.eval()
     steps = []
     while trainer.place.epoch == 0:
@@ -69,7 +69,7 @@ def test_windows_that_go_on_are_one_reading(name: str, accumulate: int):
 
 
 def test_an_epoch_begins_with_nothing():
-    trainer = learner(SMALL, rate=1e-30)
+    trainer = learner(SMALL, learning_rate=1e-30)
     first = trainer.advance().loss
     assert trainer.lanes.past.read == 16
     while trainer.place.epoch == 0:
@@ -79,7 +79,7 @@ def test_an_epoch_begins_with_nothing():
 
 
 def test_a_run_that_jumps_to_another_epoch_begins_with_nothing():
-    trainer = learner(SMALL, rate=1e-30)
+    trainer = learner(SMALL, learning_rate=1e-30)
     first = trainer.advance().loss
     trainer.advance()
     trainer.place = Place(1)
@@ -88,7 +88,7 @@ def test_a_run_that_jumps_to_another_epoch_begins_with_nothing():
 
 def test_gradients_end_where_a_window_begins():
     """The gradient of a window is that of its own loss, what came before being given."""
-    trainer = learner(SMALL, rate=1e-30)
+    trainer = learner(SMALL, learning_rate=1e-30)
     trainer.advance()
     past = Past(trainer.lanes.past.memory, trainer.lanes.past.read)
     trainer.advance()
@@ -179,7 +179,7 @@ def recipe(folder: Path, **settings: object) -> Path:
     path.write_text(
         '[model]\nname = "sha_rnn"\nwidth = 16\ndepth = 2\nwindow = 40\ndropout = 0.2\n'
         f'[text]\ntrain = "{folder}/text.txt"\nvalid = "{folder}/text.txt"\ntokenizer = "byte"\n'
-        'problem = { kind = "stream", length = 16, rows = 5 }\n'
+        'task = { kind = "truncated_bptt", length = 16, rows = 5 }\n'
         f"[train]\nsteps = 9\nrate = 1e-2\nsave_every = 3\nvalid_every = 4\naccumulate = 2\n{lines}"
     )
     return path
@@ -212,6 +212,6 @@ def test_what_cannot_be_carried_is_refused(tmp_path: Path):
         Lanes(7, 2, SMALL)
     with pytest.raises(InputError, match=r'"bert" does not learn .* stream .*model.name = "sha_rnn"'):
         train(recipe(tmp_path), tmp_path / "out", settings=['model={name="bert", width=16, depth=1, heads=2}'])
-    assert read_recipe(recipe(tmp_path)).text.problem == Stream(16, 5)
+    assert read_recipe(recipe(tmp_path)).text.task == TruncatedBPTT(16, 5)
     with pytest.raises(InputError, match="only a language model reads on"):
-        zoo.transformer(16, 1, 2).build(40).states(torch.ones(1, 3).long(), past=Past())
+        zoo.transformer(16, 1, 2).build(40).hidden_states(torch.ones(1, 3).long(), past=Past())

@@ -12,7 +12,7 @@ from regard.config.run import train
 from regard.errors import CannotResume
 from regard.models import zoo
 from regard.models.model import Model
-from regard.schema import to_plain
+from regard.schema import to_dict
 from regard.store.checkpoint import newest_checkpoint
 from tests.training.runs import write_recipe
 
@@ -67,7 +67,7 @@ def test_other_validation_text_forgets_what_was_best(tmp_path: Path):
 
 
 def test_a_run_goes_on_when_a_part_has_got_a_new_slot():
-    now = to_plain(zoo.transformer(16, 1, 2))
+    now = to_dict(zoo.transformer(16, 1, 2))
     then = json.loads(json.dumps(now))
     del then["decoder"]["layers"][0][1]["see"]
     assert filled(Model, then) == now

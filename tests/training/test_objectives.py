@@ -22,7 +22,7 @@ from regard.training.loop import Run
 from regard.training.step import Trainer
 
 SMALL = "width = 16\ndepth = 2\nheads = 2\ninner = 24\n"
-BERT = f'name = "bert"\n{SMALL}longest = 40\n'
+BERT = f'name = "bert"\n{SMALL}max_positions = 40\n'
 GPT2 = f'name = "gpt2"\n{SMALL}'
 T5 = f'name = "t5"\n{SMALL}'
 SHA = 'name = "sha_rnn"\nwidth = 16\ndepth = 2\nwindow = 30\n'
@@ -35,19 +35,19 @@ LABELLED = 'train = "labels.tsv"\nvalid = "labels.tsv"\nfields = ["text", "label
 PAIRED = 'train = "pairs.tsv"\nvalid = "pairs.tsv"\nfields = ["1", "2", "3"]\n' + CHARACTERS
 
 PROBLEMS = {
-    "masked words": (BERT, PLAIN + 'problem = { kind = "masked", length = 24 }'),
-    "next sentence": (BERT, PLAIN + 'problem = { kind = "masked", length = 24, next_sentence = true }'),
-    "a stream": (SHA, PLAIN + 'problem = { kind = "stream", length = 24, rows = 7 }'),
-    "both ways": (ELMO, PLAIN.replace(CHARACTERS, WORDS) + 'problem = { kind = "both_ways", length = 24 }'),
-    "labels, spelled": (ELMO, LABELLED.replace(CHARACTERS, WORDS) + 'problem = "labels"'),
-    "spans": (T5, PLAIN + 'problem = { kind = "spans", length = 24 }'),
-    "labels, encoder": (BERT, LABELLED + 'problem = "labels"'),
-    "labels, decoder": (GPT2, LABELLED + 'problem = "labels"'),
-    "labels, the encoder of two": (T5, LABELLED + 'problem = "labels"'),
-    "labels of pairs": (BERT, PAIRED.replace("pairs", "next") + 'problem = { kind = "labels", longest = 40 }'),
-    "numbers of pairs": (BERT, PAIRED + 'problem = { kind = "scores", longest = 40 }'),
-    "tags": (BERT, 'train = "tags.{a,b}"\nvalid = "tags.{a,b}"\n' + CHARACTERS + 'problem = "tagging"'),
-    "contrast": (BERT, 'train = "tags.{a,b}"\nvalid = "tags.{a,b}"\n' + CHARACTERS + 'problem = "contrast"'),
+    "masked words": (BERT, PLAIN + 'task = { kind = "masked_lm", length = 24 }'),
+    "next sentence": (BERT, PLAIN + 'task = { kind = "masked_lm", length = 24, next_sentence = true }'),
+    "a stream": (SHA, PLAIN + 'task = { kind = "truncated_bptt", length = 24, rows = 7 }'),
+    "both ways": (ELMO, PLAIN.replace(CHARACTERS, WORDS) + 'task = { kind = "bidirectional_lm", length = 24 }'),
+    "labels, spelled": (ELMO, LABELLED.replace(CHARACTERS, WORDS) + 'task = "classification"'),
+    "spans": (T5, PLAIN + 'task = { kind = "span_corruption", length = 24 }'),
+    "labels, encoder": (BERT, LABELLED + 'task = "classification"'),
+    "labels, decoder": (GPT2, LABELLED + 'task = "classification"'),
+    "labels, the encoder of two": (T5, LABELLED + 'task = "classification"'),
+    "labels of pairs": (BERT, PAIRED.replace("pairs", "next") + 'task = { kind = "classification", max_length = 40 }'),
+    "numbers of pairs": (BERT, PAIRED + 'task = { kind = "regression", max_length = 40 }'),
+    "tags": (BERT, 'train = "tags.{a,b}"\nvalid = "tags.{a,b}"\n' + CHARACTERS + 'task = "tagging"'),
+    "contrast": (BERT, 'train = "tags.{a,b}"\nvalid = "tags.{a,b}"\n' + CHARACTERS + 'task = "contrastive"'),
     "text to text": (T5, 'train = [{ path = "tags.{a,b}", prefix = "tag: " }]\nvalid = "tags.{a,b}"\n' + CHARACTERS),
 }  # fmt: skip
 
@@ -132,7 +132,7 @@ def test_parts_of_a_step_add_up_to_the_step(folder: Path, tmp_path: Path, name: 
 def test_what_was_learnt_before_is_where_a_run_begins(folder: Path, tmp_path: Path):
     train(write(folder, *PROBLEMS["masked words"]), tmp_path / "before")
     init = f'init = "{tmp_path / "before"}"\nwords = ["hgf", "abc"]'
-    text = LABELLED.replace(CHARACTERS, "") + 'problem = "labels"'
+    text = LABELLED.replace(CHARACTERS, "") + 'task = "classification"'
     (tmp_path / "out").mkdir()
     trainer = learner(write(folder, init, text, groups='[{ match = "embed.*", rate = 0.0 }]'), tmp_path / "out")
     before, after = read_folder(tmp_path / "before", torch.device("cpu")), trainer.network
@@ -165,13 +165,13 @@ def test_a_run_that_began_with_another_can_be_resumed(folder: Path, tmp_path: Pa
     [
         (GPT2, PROBLEMS["masked words"][1], r'"gpt2" does not learn .* masked .*model.name = "bert"'),
         (BERT, PROBLEMS["spans"][1], r'"bert" does not learn .* spans .*model.name = "t5"'),
-        (T5, PLAIN + 'problem = "next_token"', r'"t5" does not learn .* next token .*model.name = "gpt2"'),
-        (BERT, PLAIN + 'problem = "both_ways"', r'"bert" does not learn .* both ways .*model.name = "elmo"'),
+        (T5, PLAIN + 'task = "language_model"', r'"t5" does not learn .* next token .*model.name = "gpt2"'),
+        (BERT, PLAIN + 'task = "bidirectional_lm"', r'"bert" does not learn .* both ways .*model.name = "elmo"'),
         ('init = "nowhere"', PLAIN, r"keeps its own tokenizer"),
         ('init = "nowhere"', PLAIN.replace(CHARACTERS, ""), r"no such model folder: nowhere"),
         ('init = "nowhere"\nwords = ["a", "a"]', PLAIN.replace(CHARACTERS, ""), r"words must be different"),
         ('init = "nowhere"\nname = "bert"', PLAIN.replace(CHARACTERS, ""), r'unknown key "name"'),
-        (T5, PLAIN.replace("16", "0") + 'problem = "spans"', r"sentinels"),
+        (T5, PLAIN.replace("16", "0") + 'task = "span_corruption"', r"sentinels"),
     ],
 )
 def test_what_cannot_be_learnt_is_refused(folder: Path, tmp_path: Path, model: str, text: str, said: str):
@@ -183,22 +183,22 @@ def test_a_head_that_said_something_else_is_not_kept(folder: Path, tmp_path: Pat
     train(write(folder, *PROBLEMS["labels of pairs"]), tmp_path / "eight")
     init = f'init = "{tmp_path / "eight"}"'
     text = LABELLED.replace(CHARACTERS, "")
-    for problem in ('problem = "labels"', 'problem = { kind = "labels", names = ["late", "early"] }'):
-        (tmp_path / problem[:12]).mkdir(exist_ok=True)
-        network = learner(write(folder, init, text + problem), tmp_path / problem[:12]).network
+    for task in ('task = "classification"', 'task = { kind = "classification", names = ["late", "early"] }'):
+        (tmp_path / task[:12]).mkdir(exist_ok=True)
+        network = learner(write(folder, init, text + task), tmp_path / task[:12]).network
         old = dict(read_folder(tmp_path / "eight", torch.device("cpu")).network.named_parameters())
         new = dict(network.named_parameters())
         assert new["readout.out.weight"].shape == (2, 16)
         assert not torch.equal(new["readout.out.weight"], old["readout.out.weight"][:2])
         assert torch.equal(new["readout.inner.weight"], old["readout.inner.weight"])
-    plain = PLAIN.replace(CHARACTERS, "") + 'problem = "masked"'
+    plain = PLAIN.replace(CHARACTERS, "") + 'task = "masked_lm"'
     with pytest.raises(InputError, match=r"says names, not words \(model.init\)"):
         train(write(folder, init, plain), tmp_path / "words")
 
 
 def test_a_resume_does_not_need_what_the_run_began_with(folder: Path, tmp_path: Path):
     train(write(folder, *PROBLEMS["both ways"]), tmp_path / "before")
-    text = LABELLED.replace(CHARACTERS, "") + 'problem = "labels"'
+    text = LABELLED.replace(CHARACTERS, "") + 'task = "classification"'
     recipe = write(folder, f'init = "{tmp_path / "before"}"\npool = "mean"', text)
     train(recipe, tmp_path / "whole")
     train(recipe, tmp_path / "parts", settings=["train.steps=3"])

@@ -19,7 +19,7 @@ from regard.layers.positions import RelativeBias
 from regard.layers.reversible import Reversible
 from regard.models import zoo
 from regard.models.model import Model
-from regard.schema import from_plain, to_plain, to_toml
+from regard.schema import from_dict, to_dict, to_toml
 from regard.training.optimizers import (
     Adafactor,
     AdamW,
@@ -52,8 +52,8 @@ def values(groups: list[dict[str, object]], key: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(("name", "rate"), [("adam_w", 1e-2), ("adafactor", 5e-2), ("muon", 1e-2), ("lamb", 2e-2)])
-def test_every_optimizer_learns(name: str, rate: float):
-    learner = trainer(zoo.transformer(16, 1, 2), batch_tokens=500, rate=rate, smoothing=0.0, schedule=Constant(5),
+def test_every_optimizer_learns(name: str, learning_rate: float):
+    learner = trainer(zoo.transformer(16, 1, 2), batch_tokens=500, learning_rate=learning_rate, smoothing=0.0, schedule=Constant(5),
                       optimizer=OPTIMIZERS[name])  # fmt: skip
     losses = [learner.advance().loss for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
@@ -127,7 +127,7 @@ def test_an_update_of_muon_is_as_large_as_one_of_adam():
 @pytest.mark.parametrize("least_trust", [0.0, 0.25, 2.0])
 def test_lamb_takes_the_steps_of_its_paper(least_trust: float):
     """Two weights, two steps, by hand: Adam's update with decay, times the larger of the trusts."""
-    start, gradients, rate, decay, epsilon = (3.0, 4.0), ((1.0, -2.0), (0.5, 1.0)), 0.1, 0.1, 1e-6
+    start, gradients, learning_rate, decay, epsilon = (3.0, 4.0), ((1.0, -2.0), (0.5, 1.0)), 0.1, 0.1, 1e-6
     x, m, v = list(start), [0.0, 0.0], [0.0, 0.0]
     for step, g in enumerate(gradients, start=1):
         m = [0.9 * a + 0.1 * b for a, b in zip(m, g)]
@@ -135,13 +135,13 @@ def test_lamb_takes_the_steps_of_its_paper(least_trust: float):
         even = [(a / (1 - 0.9**step)) / ((b / (1 - 0.99**step)) ** 0.5 + epsilon) for a, b in zip(m, v)]
         update = [u + decay * a for u, a in zip(even, x)]
         trust = max(least_trust, math.hypot(*x) / math.hypot(*update))
-        x = [a - rate * trust * u for a, u in zip(x, update)]
+        x = [a - learning_rate * trust * u for a, u in zip(x, update)]
     weight = nn.Parameter(torch.tensor([start]))
     optimizers = Optimizers(Lamb(least_trust, AdamW((0.9, 0.99), epsilon, decay)).build(
         [Learnt("weight", weight, True, 1.0, None)]))  # fmt: skip
     for g in gradients:
         weight.grad = torch.tensor([g])
-        optimizers.step(rate)
+        optimizers.step(learning_rate)
     torch.testing.assert_close(weight.detach()[0], torch.tensor(x), rtol=1e-5, atol=1e-6)
 
 
@@ -181,7 +181,7 @@ def test_layers_are_counted_whatever_wires_them():
 
 
 def test_the_first_group_that_matches_counts():
-    groups = (Group("*.layers.0.*", rate=0.5), Group("*.out.*", rate=3.0, decay=0.3), Group("embed.*", decay=0.0))
+    groups = (Group("*.layers.0.*", learning_rate=0.5), Group("*.out.*", learning_rate=3.0, decay=0.3), Group("embed.*", decay=0.0))
     found = built(MODELS["gpt2"], AdamW(decay=0.1), groups=groups, layer_decay=0.5)
     factors, decays = values(found, "factor"), values(found, "weight_decay")
     first, second = (f"decoder.wiring.layers.{layer}.self.sublayer.out.weight" for layer in (0, 1))
@@ -192,8 +192,8 @@ def test_the_first_group_that_matches_counts():
 
 
 def test_a_step_goes_at_each_groups_own_rate():
-    learner = trainer(zoo.gpt2(16, 2, 2), rate=0.01, schedule=Constant(), layer_decay=0.5, optimizer=Muon(),
-                      groups=(Group("embed.*", rate=0.1),))  # fmt: skip
+    learner = trainer(zoo.gpt2(16, 2, 2), learning_rate=0.01, schedule=Constant(), layer_decay=0.5, optimizer=Muon(),
+                      groups=(Group("embed.*", learning_rate=0.1),))  # fmt: skip
     learner.advance()
     groups = [group for part in learner.optimizer.optimizers for group in part.param_groups]
     rates = values(groups, "lr")
@@ -207,7 +207,7 @@ def test_a_step_goes_at_each_groups_own_rate():
 def test_what_is_frozen_stays_and_all_else_moves(kind: str, join: PreNorm | Reversible):
     frozen = ("embed.*", "*.layers.0.*", "*.self.*weight")
     learner = trainer(zoo.gpt2(16, 2, 2, join=join), optimizer=OPTIMIZERS[kind], ema=0.9, schedule=Constant(),
-                      groups=tuple(Group(pattern, rate=0.0) for pattern in frozen))  # fmt: skip
+                      groups=tuple(Group(pattern, learning_rate=0.0) for pattern in frozen))  # fmt: skip
     before = {name: tensor.detach().clone() for name, tensor in learner.network.named_parameters()}
     for _ in range(3):
         learner.advance()
@@ -222,7 +222,7 @@ def test_what_is_frozen_stays_and_all_else_moves(kind: str, join: PreNorm | Reve
 
 
 def test_muon_needs_no_hidden_matrix():
-    learner = trainer(zoo.gpt2(16, 1, 2), optimizer=Muon(), groups=(Group("decoder.wiring.*", rate=0.0),))
+    learner = trainer(zoo.gpt2(16, 1, 2), optimizer=Muon(), groups=(Group("decoder.wiring.*", learning_rate=0.0),))
     assert [type(part) for part in learner.optimizer.optimizers] == [torch.optim.AdamW]
     learner.advance()
 
@@ -235,7 +235,7 @@ def test_the_example_of_the_documents_is_read_and_written():
     assert settings.groups == (Group("embed.*", 0.1, 0.0), Group("*.norm.*", 0.0))
     assert settings.layer_decay == 0.8
     assert tomllib.loads(to_toml({"train": train_table})) == {"train": train_table}
-    assert from_plain(Training, to_plain(settings), where="state.json") == settings
+    assert from_dict(Training, to_dict(settings), where="state.json") == settings
     assert learnt(MODELS["transformer"].build(VOCABULARY), settings.groups, settings.layer_decay)
 
 
@@ -326,7 +326,7 @@ def test_settings_that_make_no_sense_are_refused(settings: str, message: str):
         ([Group("*.bias"), Group("decoder.wiring.layer.*")], 'Did you mean "decoder.wiring.layers'),
         ([Group("zzz")], r"Known: decoder\.\*, embed\.\*\."),
         ([Group("embed.*"), Group("embed.table.weight")], r'take all that "embed.table.weight" matches .*groups\[1\]'),
-        ([Group("embed.*", rate=0), Group("decoder.*", rate=0)], "no parameter is left to learn"),
+        ([Group("embed.*", learning_rate=0), Group("decoder.*", learning_rate=0)], "no parameter is left to learn"),
     ],
 )
 def test_groups_that_stand_for_nothing_are_refused(groups: list[Group], message: str):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import Character, train_tokenizers
 from regard.layers.lsh.masks import Ranks
@@ -125,7 +125,7 @@ def learner(description: Model, world: object = None, **settings: object) -> Tra
     targets = [word[::-1] for word in WORDS] if description.encoder else None
     corpus = Corpus(WORDS, targets, ("words",))
     tokenizers = train_tokenizers(Character(), corpus)
-    samples = (NextToken(8) if targets is None else Translation()).samples(corpus, tokenizers)
+    samples = (LanguageModel(8) if targets is None else Translation()).samples(corpus, tokenizers)
     torch.manual_seed(1)
     network = description.build(tokenizers[0].vocabulary)
     return Trainer(network, samples, Training(**settings), torch.device("cpu"), world)
@@ -155,16 +155,16 @@ CASES: dict[str, tuple[Model, dict[str, object]]] = {
 # Where something is drawn while learning, a part draws the same whoever takes it.
 DRAWN: dict[str, tuple[Model, dict[str, object]]] = {
     "reversible with dropout": (zoo.gpt2(16, 2, 2, dropout=0.2, join=Reversible()), {"batch_tokens": 100}),
-    "reformer": (zoo.reformer(16, 2, 2, see=Ranks(2), buckets=4, dropout=0.2), {"batch_tokens": 100}),
+    "reformer": (zoo.reformer(16, 2, 2, pattern=Ranks(2), buckets=4, dropout=0.2), {"batch_tokens": 100}),
     "reformer, translating": (
-        zoo.reformer(16, 2, 2, shape="both", see=Ranks(2), buckets=4, dropout=0.2), {"batch_tokens": 100},
+        zoo.reformer(16, 2, 2, shape="both", pattern=Ranks(2), buckets=4, dropout=0.2), {"batch_tokens": 100},
     ),
 }  # fmt: skip
 
 
 def losses(name: str, world: object = None, **changes: object) -> list[float]:
     description, settings = (CASES | DRAWN)[name]
-    trained = learner(description, world, rate=1e-2, **{**settings, **changes})
+    trained = learner(description, world, learning_rate=1e-2, **{**settings, **changes})
     found = [trained.advance().loss for _ in range(8)]
     weights = trained.best_guess()
     return [*found, *(float(tensor.detach().square().sum()) for tensor in weights.values())]
@@ -209,8 +209,8 @@ def test_some_steps_leave_a_process_without_a_part():
 @pytest.mark.parametrize("name", [*TRANSLATORS, *LANGUAGE_MODELS])
 def test_recomputing_changes_nothing(name: str):
     found = []
-    for recompute in (False, True):
-        trained = learner({**TRANSLATORS, **LANGUAGE_MODELS}[name], recompute=recompute, batch_tokens=200)
+    for gradient_checkpointing in (False, True):
+        trained = learner({**TRANSLATORS, **LANGUAGE_MODELS}[name], gradient_checkpointing=gradient_checkpointing, batch_tokens=200)
         steps = [trained.advance().loss for _ in range(3)]
         found.append((steps, [parameter.grad.clone() for parameter in trained.network.parameters()]))
     assert found[0][0] == found[1][0]
@@ -219,7 +219,7 @@ def test_recomputing_changes_nothing(name: str):
 
 def test_recomputing_keeps_less():
     kept = {}
-    for recompute in (False, True):
+    for gradient_checkpointing in (False, True):
         trained = learner(zoo.gpt2(32, 4, 2), batch_tokens=200)
         batch = trained.samples.batch(range(4))
         size = 0
@@ -230,8 +230,8 @@ def test_recomputing_keeps_less():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            trained.network.loss({**batch.inputs, "recompute": recompute}, batch.targets)
-        kept[recompute] = size
+            trained.network.loss({**batch.inputs, "recompute": gradient_checkpointing}, batch.targets)
+        kept[gradient_checkpointing] = size
     assert kept[True] < kept[False] / 2
 
 

@@ -16,7 +16,7 @@ from regard.config.setup import prepare
 from regard.data.read.corpus import read_corpus
 from regard.data.read.files import Reading
 from regard.data.samples import PackedSamples
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tokenize.train import Character
 from regard.errors import InputError
 from regard.layers.positions import Axial, Learned
@@ -28,7 +28,7 @@ from regard.training.log import Quiet
 CPU = torch.device("cpu")
 MODEL = 'name = "gpt2"\nwidth = 16\ndepth = 1\nheads = 2\ninner = 24\ndropout = 0.0\n'
 AXIAL = MODEL + 'position = { kind = "axial", shape = [4, 8], widths = [6, 10] }\n'
-LEARNED = MODEL + 'position = { kind = "learned", longest = 32 }\n'
+LEARNED = MODEL + 'position = { kind = "learned", max_positions = 32 }\n'
 CHARACTERS = 'tokenizer = "character"\n'
 TEXT = 'train = "plain.txt"\nvalid = "plain.txt"\ndocuments = "line"\n'
 SETTINGS = """
@@ -41,20 +41,20 @@ valid_every = 4
 """
 
 
-def written(folder: Path, model: str, problem: str, text: str = TEXT) -> Path:
+def written(folder: Path, model: str, task: str, text: str = TEXT) -> Path:
     """A recipe."""
     folder.mkdir(exist_ok=True)
     folder.joinpath("plain.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]} {'hgf' * (i % 3)}\n" for i in range(60)))
     path = folder / "recipe.toml"
     path.write_text(
-        f'[model]\n{model}\n[text]\nfolder = "{folder}"\n{text}problem = {problem}\n[train]{SETTINGS}'
+        f'[model]\n{model}\n[text]\nfolder = "{folder}"\n{text}task = {task}\n[train]{SETTINGS}'
     )  # fmt: skip
     return path
 
 
 def short(length: int) -> str:
     """The problem with rows of this length."""
-    return f'{{ kind = "next_token", length = {length} }}'
+    return f'{{ kind = "language_model", length = {length} }}'
 
 
 @pytest.mark.parametrize(
@@ -63,12 +63,12 @@ def short(length: int) -> str:
 )
 def test_a_model_with_more_positions_begins_with_what_it_knew(model: str, grown: Any, tables: Any, tmp_path: Path):
     train(written(tmp_path, model, short(32), TEXT + CHARACTERS), tmp_path / "before")
-    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nlongest = 70', short(70))
+    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nmax_positions = 70', short(70))
     (tmp_path / "after").mkdir()
     after = prepare(read_recipe(recipe), tmp_path / "after", World(CPU), Quiet()).network.eval()
     before = read_folder(tmp_path / "before", CPU).network
     assert after.description.embed.position == grown
-    assert after.longest == grown.longest
+    assert after.max_positions == grown.max_positions
     old, new = dict(before.named_parameters()), dict(after.named_parameters())
     assert old.keys() == new.keys()
     for name, tensor in old.items():
@@ -82,7 +82,7 @@ def test_a_model_with_more_positions_begins_with_what_it_knew(model: str, grown:
 
 def test_a_run_whose_positions_grew_can_be_resumed(tmp_path: Path):
     train(written(tmp_path, AXIAL, short(32), TEXT + CHARACTERS), tmp_path / "before")
-    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nlongest = 40', short(40))
+    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nmax_positions = 40', short(40))
     train(recipe, tmp_path / "whole")
     train(recipe, tmp_path / "parts", settings=["train.steps=3"])
     train(recipe, tmp_path / "parts")
@@ -93,25 +93,25 @@ def test_a_run_whose_positions_grew_can_be_resumed(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("model", "said"),
-    [(AXIAL, r"longest = 31 is less than the 32 tokens .* \(model.longest\)"),
-     (MODEL + 'position = "sinusoid"\n', r"no learnt positions that could grow \(model.longest\)")],
+    [(AXIAL, r"max_positions = 31 is less than the 32 tokens .* \(model.max_positions\)"),
+     (MODEL + 'position = "sinusoid"\n', r"no learnt positions that could grow \(model.max_positions\)")],
 )  # fmt: skip
 def test_positions_that_cannot_grow_are_refused(model: str, said: str, tmp_path: Path):
     train(written(tmp_path, model, short(20), TEXT + CHARACTERS), tmp_path / "before")
-    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nlongest = 31', short(20))
+    recipe = written(tmp_path, f'init = "{tmp_path / "before"}"\nmax_positions = 31', short(20))
     with pytest.raises(InputError, match=said) as caught:
         train(recipe, tmp_path / "after")
     assert "\n" not in str(caught.value)
 
 
-SHIFTED = '{ kind = "next_token", length = 10, shift = 32 }'
+SHIFTED = '{ kind = "language_model", length = 10, shift = 32 }'
 
 
 def shifted(tmp_path: Path, **changes: Any) -> PackedSamples:
     """Rows of ten tokens that stand anywhere among 32 positions."""
     (tmp_path / "plain.txt").write_text("".join(f"{'abcdefgh'[i % 8 :]}\n" for i in range(60)))
     corpus = read_corpus(str(tmp_path / "plain.txt"), Reading(documents=changes.pop("documents", "file")))
-    return NextToken(**{"length": 10, "shift": 32, **changes}).samples(corpus, (Character().train(["abcdefgh"]), None))
+    return LanguageModel(**{"length": 10, "shift": 32, **changes}).samples(corpus, (Character().train(["abcdefgh"]), None))
 
 
 @pytest.mark.parametrize("documents", ["file", "line"])
@@ -161,17 +161,17 @@ def test_a_shifted_run_can_be_resumed(accumulate: int, tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("model", "problem", "said"),
-    [(AXIAL, SHIFTED.replace("32", "33"), r"text.problem.shift\) has 33 tokens, this model reads 32"),
+    [(AXIAL, SHIFTED.replace("32", "33"), r"text.task.shift\) has 33 tokens, this model reads 32"),
      (AXIAL, SHIFTED.replace("32", "9"), r"shift = 9 leaves no room for rows of 10 tokens")],
 )  # fmt: skip
-def test_a_shift_beyond_the_positions_is_refused(model: str, problem: str, said: str, tmp_path: Path):
+def test_a_shift_beyond_the_positions_is_refused(model: str, task: str, said: str, tmp_path: Path):
     with pytest.raises(InputError, match=said):
-        train(written(tmp_path, model, problem, TEXT + CHARACTERS), tmp_path / "out")
+        train(written(tmp_path, model, task, TEXT + CHARACTERS), tmp_path / "out")
 
 
 @pytest.mark.parametrize(("problem", "learnt"), [(short(10), 10), (SHIFTED, 32)])
-def test_a_folder_knows_how_much_its_model_has_learnt_to_read_at_once(tmp_path: Path, problem: str, learnt: int):
-    model = train(written(tmp_path / "text", LEARNED, problem, TEXT + CHARACTERS), tmp_path / "run")
+def test_a_folder_knows_how_much_its_model_has_learnt_to_read_at_once(tmp_path: Path, task: str, learnt: int):
+    model = train(written(tmp_path / "text", LEARNED, task, TEXT + CHARACTERS), tmp_path / "run")
     assert model.config[LEARNT_LENGTH] == learnt
 
 

@@ -11,7 +11,7 @@ from regard.training.log import Lines, span
 from regard.training.step import Step
 from tests.training.runs import regard, write_recipe
 
-STEP = Step(loss=1.23456, norm=1.0, rate=1e-3, tokens=300, targets=150)
+STEP = Step(loss=1.23456, norm=1.0, learning_rate=1e-3, tokens=300, targets=150)
 
 
 def said(lines: Lines, first: int, steps: int, capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -55,7 +55,7 @@ def test_all_its_own_words_are_what_greedy_search_says(name: str):
     assert network.training
     network.eval()
     with torch.no_grad():
-        source = network.read(given["source_ids"], given["source_padding"])
+        source = network.encode_source(given["source_ids"], given["source_padding"])
     said = search(network, 4 * [[BEGIN]], Options(length_penalty=0.0), end=END, limits=4 * [11], source=source)
     for row, length in enumerate([12, 7, 10, 1]):
         tokens = list(said[row][0].tokens[: length - 1])
@@ -98,7 +98,7 @@ def test_sampling_is_learnt_with():
 
 def trained(sampling: Linear | None) -> list[float]:
     learner = trainer(
-        zoo.luong(16, 1, dropout=0.0), batch_tokens=500, rate=1e-2, schedule=Constant(), sampling=sampling
+        zoo.luong(16, 1, dropout=0.0), batch_tokens=500, learning_rate=1e-2, schedule=Constant(), sampling=sampling
     )
     return [learner.advance().loss for _ in range(40)]
 

@@ -12,7 +12,7 @@ from regard.config.recipe import read_recipe
 from regard.config.run import train
 from regard.config.setup import prepare
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import Character, train_tokenizers
 from regard.errors import InputError, RunFailed
@@ -36,15 +36,15 @@ def trainer(description: Model, **settings: object) -> Trainer:
     targets = [word[::-1] for word in WORDS] if description.encoder else None
     corpus = Corpus(WORDS, targets, ("words",))
     tokenizers = train_tokenizers(Character(), corpus)
-    problem = NextToken(32) if targets is None else Translation()
+    task = LanguageModel(32) if targets is None else Translation()
     torch.manual_seed(1)
     network = description.build(tokenizers[0].vocabulary)
-    return Trainer(network, problem.samples(corpus, tokenizers), Training(**settings), torch.device("cpu"))
+    return Trainer(network, task.samples(corpus, tokenizers), Training(**settings), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", [*TRANSLATORS, *LANGUAGE_MODELS])
 def test_every_model_learns(name: str):
-    learner = trainer({**TRANSLATORS, **LANGUAGE_MODELS}[name], batch_tokens=500, rate=1e-2, smoothing=0.0,
+    learner = trainer({**TRANSLATORS, **LANGUAGE_MODELS}[name], batch_tokens=500, learning_rate=1e-2, smoothing=0.0,
                       schedule=Training().schedule.__class__(5))  # fmt: skip
     losses = [learner.advance().loss for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
@@ -164,7 +164,7 @@ def test_each_side_may_have_its_own_vocabulary(tmp_path: Path):
 
 
 def test_a_text_longer_than_the_model_reads_is_refused_before_learning(tmp_path: Path):
-    settings = ["model.position={kind='learned', longest=5}"]
+    settings = ["model.position={kind='learned', max_positions=5}"]
     with pytest.raises(InputError, match=r"text\.problem.* this model reads 5"):
         train(write_recipe(tmp_path), tmp_path / "run", settings=settings)
 
@@ -172,6 +172,6 @@ def test_a_text_longer_than_the_model_reads_is_refused_before_learning(tmp_path:
 @pytest.mark.parametrize("joins", ["pre_norm", "reversible"])
 def test_mixed_precision_learns_too(joins: str):
     learner = trainer(zoo.transformer(16, 1, 2, join={"pre_norm": PreNorm(), "reversible": Reversible()}[joins]),
-                      precision="bfloat16", rate=1e-2, schedule=Training().schedule.__class__(5))  # fmt: skip
+                      precision="bfloat16", learning_rate=1e-2, schedule=Training().schedule.__class__(5))  # fmt: skip
     losses = [learner.advance().loss for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]

@@ -27,7 +27,7 @@ dropout = {dropout}              # more for little text, less for much
 train     = {train}
 {valid}
 tokenizer = {{ kind = "{tokenizer}"{size} }}   # character, byte, word, bpe, unigram, word_piece
-{problem}
+{task}
 
 [train]
 steps        = {steps}       # a run goes on where it stopped, so this can be raised later
@@ -59,7 +59,7 @@ def recipe_for(files: list[Path]) -> str:
         valid=f"# valid   = {toml_value(_valid(pattern))}   # not learnt from: judges as it goes",
         tokenizer="bpe" if vocabulary else "character",
         size=f", size = {vocabulary}" if vocabulary else "",
-        problem=labels or ("" if pair else 'documents = "file"        # or "line", "paragraph": what is one text'),
+        task=labels or ("" if pair else 'documents = "file"        # or "line", "paragraph": what is one text'),
         steps=1000 if small else 20_000,
         warmup=100 if small else 1000,
         every=100 if small else 500,
@@ -75,10 +75,10 @@ def _labels(corpus: Corpus, *, tabbed: bool) -> str | None:
     counts = Counter(label for _, label in rows)
     if len(counts) > min(max(3, len(rows) // 20), len(rows) // 2) or not rows:
         return None
-    problem = 'problem   = "labels"   # the second column says what a text is; see docs/children.md'
+    task = 'task   = "labels"   # the second column says what a text is; see docs/children.md'
     names = [name.strip() for name in rows[0]]
     headed = tabbed and counts[rows[0][1]] == 1 and len(counts) > 2 and all(name.isidentifier() for name in names)
-    return f"fields    = {toml_value(names)}\n{problem}" if headed else problem
+    return f"fields    = {toml_value(names)}\n{task}" if headed else task
 
 
 def _pattern(files: list[str]) -> str:

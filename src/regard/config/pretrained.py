@@ -11,13 +11,13 @@ from torch import Tensor
 
 from regard.config.recipe import Init
 from regard.data.read.corpus import Corpus
-from regard.data.tasks import Problem
-from regard.data.tasks.bidirectional_lm import BothWays
-from regard.data.tasks.classification import Labels, Scores
-from regard.data.tasks.contrastive import Contrast
-from regard.data.tasks.language_model import NextToken
-from regard.data.tasks.masked_lm import Masked
-from regard.data.tasks.span_corruption import Spans
+from regard.data.tasks import Task
+from regard.data.tasks.bidirectional_lm import BidirectionalLM
+from regard.data.tasks.classification import Classification, Regression
+from regard.data.tasks.contrastive import Contrastive
+from regard.data.tasks.language_model import LanguageModel
+from regard.data.tasks.masked_lm import MaskedLM
+from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.tagging import Tagging
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.tokenizer import Tokenizer
@@ -52,8 +52,8 @@ class Beginning:
     @cached_property
     def model(self) -> Model:
         """What the model is, with as many positions as it is to have."""
-        model, longest = self.loaded.network.description, self.init.longest
-        return model if longest is None else _grown(model, longest)
+        model, max_positions = self.loaded.network.description, self.init.max_positions
+        return model if max_positions is None else _grown(model, max_positions)
 
     def network(self, model: Model) -> Network:
         """A network that begins with the weights this one has learnt, wherever it has the same parts."""
@@ -81,17 +81,17 @@ class Beginning:
         return network
 
 
-def _grown(model: Model, longest: int) -> Model:
+def _grown(model: Model, max_positions: int) -> Model:
     """The model with positions for so many tokens."""
     match model.embed:
         case Embed(position=Learned() | Axial() as position) as embed:
-            if longest >= position.longest:
-                return replace(model, embed=replace(embed, position=position.grown(longest)))
+            if max_positions >= position.max_positions:
+                return replace(model, embed=replace(embed, position=position.grown(max_positions)))
             raise InputError(
-                f"longest = {longest:,} is less than the {position.longest:,} tokens that this model reads already "
-                "(model.longest). Use more, or leave it out."
+                f"max_positions = {max_positions:,} is less than the {position.max_positions:,} tokens that this model reads already "
+                "(model.max_positions). Use more, or leave it out."
             )
-    raise InputError("this model has no learnt positions that could grow (model.longest). Leave it out.")
+    raise InputError("this model has no learnt positions that could grow (model.max_positions). Leave it out.")
 
 
 def _kept(name: str, old: Model, new: Model) -> bool:
@@ -118,66 +118,66 @@ def read_beginning(init: Init) -> Beginning:
     return Beginning(found, init)
 
 
-def default_problem(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Problem:
+def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Task:
     """What a model of this shape learns of a corpus when nothing is said."""
     if corpus.targets is not None:
-        return Translation() if model.decoder is not None else Labels()
+        return Translation() if model.decoder is not None else Classification()
     if model.encoder is None:
-        return NextToken()
+        return LanguageModel()
     if model.decoder is not None and sentinels:
-        return Spans()
+        return SpanCorruption()
     if model.decoder is not None:
         raise InputError(
             f'{corpus.names[0]} has one side, which "{name}" does not learn (model.name). Try model.name = "gpt2", or '
             "learn spans: text.tokenizer.sentinels = 100."
         )
-    return BothWays() if model.readout.sides == BothWays.sides else Masked()
+    return BidirectionalLM() if model.readout.sides == BidirectionalLM.sides else MaskedLM()
 
 
-def answering(model: Model, problem: Problem, pool: Pool | None = None) -> Model:
+def answering(model: Model, task: Task, pool: Pool | None = None) -> Model:
     """The model with the readout that a problem asks for; of two stacks, answers for whole texts need the first."""
     own = pool or (Last() if model.encoder is None else First())
     inner: Activation | None = None if model.encoder is None else "tanh"
     stack = model.encoder or model.decoder
     dropout = stack.dropout if stack else 0.0
     readout: Readout
-    match problem:
-        case Labels():
-            readout = Label(problem.names, own, inner, dropout)
-        case Scores():
+    match task:
+        case Classification():
+            readout = Label(task.names, own, inner, dropout)
+        case Regression():
             readout = Number(own, inner, dropout)
         case Tagging():
-            readout = Tags(problem.names, dropout)
-        case Contrast():
+            readout = Tags(task.names, dropout)
+        case Contrastive():
             readout = Vector() if pool is None else Vector(pool)
-        case Masked(next_sentence=True):
+        case MaskedLM(next_sentence=True):
             # One answer counts as much as all the words of its text.
-            aside = model.aside if isinstance(model.aside, Label) else Label(NEXT_SENTENCE, dropout=dropout)
-            return replace(model, aside=replace(aside, weight=problem.share * problem.length))
+            auxiliary = model.auxiliary if isinstance(model.auxiliary, Label) else Label(NEXT_SENTENCE, dropout=dropout)
+            return replace(model, auxiliary=replace(auxiliary, weight=task.share * task.length))
         case _:
-            return replace(model, aside=None)
+            return replace(model, auxiliary=None)
     mix = Mix() if model.readout.sides > 1 else model.mix
     decoder = model.decoder if model.encoder is None else None
-    return replace(model, decoder=decoder, readout=readout, aside=None, mix=mix)
+    return replace(model, decoder=decoder, readout=readout, auxiliary=None, mix=mix)
 
 
-def require_shape(model: Model, problem: Problem, name: str, *, where: str = "model.name") -> None:
+def require_shape(model: Model, task: Task, name: str, *, where: str = "model.name") -> None:
     """Refuse a problem that a model of this shape cannot learn."""
-    if problem.stacks is None:
+    if task.stacks is None:
         return
     if model.readout.says != "words":
         raise InputError(
             f'"{name}" says {model.readout.says}, not words ({where}). Begin with a model that says words, or choose '
-            "another text.problem."
+            "another text.task."
         )
     if (
         model.encoder is not None,
         model.decoder is not None,
-    ) == problem.stacks and model.readout.sides == problem.sides:
+    ) == task.stacks and model.readout.sides == task.sides:
         return
-    kind = kind_of(type(problem)).replace("_", " ")
-    other = f'Try model.name = "{problem.like}"' if where == "model.name" else f"Begin with a {problem.like}"
-    raise InputError(f'"{name}" does not learn this text as {kind} ({where}). {other}, or choose another text.problem.')
+    kind = kind_of(type(task)).replace("_", " ")
+    other = f'Try model.name = "{task.like}"' if where == "model.name" else f"Begin with a {task.like}"
+    raise InputError(f'"{name}" does not learn this text as {kind} ({where}). {other}, or choose another text.task.')
 
 
 def _word_tables(network: Network) -> list[Tensor]:

@@ -17,7 +17,7 @@ from regard.data.draws import Split
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, behind, embedded_corpus, join_corpora, read_corpus
 from regard.data.read.files import Documents, Reading, read_text
-from regard.data.tasks import Problem
+from regard.data.tasks import Task
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import BPE, TokenizerKind
 from regard.decode.options import Options
@@ -25,7 +25,7 @@ from regard.errors import InputError, suggest
 from regard.models import zoo
 from regard.models.model import Model
 from regard.models.readouts import Pool
-from regard.schema import call_plain, placed, toml_value
+from regard.schema import call_from_dict, located, toml_value
 from regard.training.settings import Training
 
 
@@ -36,7 +36,7 @@ class Init:
     init: str  # a folder
     pool: Pool | None = None  # how a text's states become one, where the text as a whole is answered for
     words: tuple[str, ...] = ()  # added to the vocabulary
-    longest: int | None = None  # how many tokens it is to read at once, if more than before
+    max_positions: int | None = None  # how many tokens it is to read at once, if more than before
 
     def __post_init__(self) -> None:
         if len(set(self.words)) < len(self.words) or not all(word.strip() == word != "" for word in self.words):
@@ -73,7 +73,7 @@ class Text:
     tokenizer: TokenizerKind = field(default_factory=BPE)
     bpe_dropout: float = 0.0
     transpose: int = 0  # music is learnt in other keys too, up to so many semitones away
-    problem: Problem | None = None
+    task: Task | None = None
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.corpus is None):
@@ -161,9 +161,9 @@ def parse_recipe(plain: dict[str, Any], *, name: str, where: str) -> Recipe:
             name,
             plain,
             model=begin_model(plain, where=f"{where}: model"),
-            text=call_plain(Text, plain.get("text", {}), where=f"{where}: text"),
-            train=call_plain(Training, plain.get("train", {}), where=f"{where}: train"),
-            decode=call_plain(Decode, plain.get("decode", {}), where=f"{where}: decode"),
+            text=call_from_dict(Text, plain.get("text", {}), where=f"{where}: text"),
+            train=call_from_dict(Training, plain.get("train", {}), where=f"{where}: train"),
+            decode=call_from_dict(Decode, plain.get("decode", {}), where=f"{where}: decode"),
         )
     except TypeError as error:
         raise InputError(f"{error} ({where}).") from None
@@ -171,11 +171,11 @@ def parse_recipe(plain: dict[str, Any], *, name: str, where: str) -> Recipe:
 
 def with_kind(plain: dict[str, Any]) -> dict[str, Any]:
     """A recipe whose problem says what it is: with no kind, pairs or plain text, whichever its keys belong to."""
-    problem = plain.get("text", {}).get("problem")
-    if not isinstance(problem, Mapping) or "kind" in problem or not problem:
+    task = plain.get("text", {}).get("task")
+    if not isinstance(task, Mapping) or "kind" in task or not task:
         return plain
-    kind = "translation" if {f.name for f in fields(Translation)} >= problem.keys() else "next_token"
-    return {**plain, "text": {**plain["text"], "problem": {"kind": kind, **problem}}}
+    kind = "translation" if {f.name for f in fields(Translation)} >= task.keys() else "next_token"
+    return {**plain, "text": {**plain["text"], "task": {"kind": kind, **task}}}
 
 
 def begin_model(plain: Mapping[str, Any], *, where: str) -> Model | Init:
@@ -185,7 +185,7 @@ def begin_model(plain: Mapping[str, Any], *, where: str) -> Model | Init:
         return describe_model(table, where=where)
     if "tokenizer" in plain.get("text", {}):
         raise InputError("a model that has learnt before keeps its own tokenizer (text.tokenizer). Leave it out.")
-    begun: Init = call_plain(Init, table, where=where)
+    begun: Init = call_from_dict(Init, table, where=where)
     return begun
 
 
@@ -200,7 +200,7 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
     for key in arguments:
         if key not in known:
             raise InputError(f'unknown key "{key}" ({where}). {suggest(key, known)}')
-    description = call_plain(functions[name], arguments, where=where)
+    description = call_from_dict(functions[name], arguments, where=where)
     with torch.device("meta"):
         try:
             description.build(8)  # what cannot be built is found before any text is read
@@ -210,7 +210,7 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
             for key, value in _below_one(counts, where):
                 raise InputError(f"{value} is too small ({key}). Use 1 or more.") from None
             if isinstance(error, InputError):
-                raise InputError(placed(str(error), where)) from None
+                raise InputError(located(str(error), where)) from None
             raise InputError(f"these settings make no model: {str(error).splitlines()[0]} ({where}).") from None
     return description
 

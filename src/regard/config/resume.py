@@ -12,12 +12,12 @@ import torch
 from regard import messages
 from regard.config.recipe import Recipe
 from regard.data.read.corpus import Corpus
-from regard.data.tasks import Problem
+from regard.data.tasks import Task
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import TokenizerKind
 from regard.errors import InputError
 from regard.models.model import Model
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 from regard.training.distributed import World
 from regard.training.log import Watcher
 from regard.training.settings import FREE
@@ -28,26 +28,26 @@ def fingerprint_of(
     corpus: Corpus,
     valid: Corpus | None,
     tokenizers: tuple[Tokenizer, Tokenizer | None],
-    problem: dict[str, Any],
+    task: dict[str, Any],
     world: World,
 ) -> dict[str, Any]:
     """What must be the same for a run to go on bit by bit; `machine` only makes it close."""
-    settings = {key: value for key, value in to_plain(recipe.train).items() if key not in FREE}
+    settings = {key: value for key, value in to_dict(recipe.train).items() if key not in FREE}
     if recipe.train.schedule.aims:
         settings["steps"] = recipe.train.steps
     return {
         "train": settings,
-        "model": to_plain(recipe.model),
+        "model": to_dict(recipe.model),
         "text": {
             "train": corpus.digest,
             "weights": [part.weight for part in corpus.parts],
             "valid": None if valid is None else valid.digest,
             "tokenizer": {
-                "recipe": to_plain(recipe.text.tokenizer),
+                "recipe": to_dict(recipe.text.tokenizer),
                 "digests": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
             },
             "bpe_dropout": recipe.text.bpe_dropout,
-            "problem": problem,
+            "task": task,
         },
         "machine": {
             "torch": torch.__version__,
@@ -75,7 +75,7 @@ def require_same(
         raise messages.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
     then = {**then, "text": {**then["text"], **{name: now["text"][name] for name in corpora}}}
     then["model"] = filled(Model, then.get("model"))
-    then["text"] = {**then["text"], "problem": filled(Problem, then["text"].get("problem"))}
+    then["text"] = {**then["text"], "task": filled(Task, then["text"].get("task"))}
     tokenizer = then["text"].get("tokenizer", {})
     then["text"]["tokenizer"] = {**tokenizer, "recipe": filled(TokenizerKind, tokenizer.get("recipe"))}
     for key in ("text", "model", "train"):
@@ -92,7 +92,7 @@ def require_same(
 def filled(kind: Any, plain: Any) -> Any:
     """A description as it would be written today: parts that did not exist yet are what they are when not said."""
     try:
-        return to_plain(from_plain(kind, plain, where=""))
+        return to_dict(from_dict(kind, plain, where=""))
     except (InputError, TypeError):
         return plain
 

@@ -11,21 +11,21 @@ from typing import Any, cast
 import torch
 
 from regard import messages
-from regard.config.pretrained import Beginning, answering, default_problem, read_beginning, require_shape
+from regard.config.pretrained import Beginning, answering, default_task, read_beginning, require_shape
 from regard.config.recipe import Init, Recipe, read_recipe
 from regard.config.resume import filled, fingerprint_of, require_same
 from regard.data.read.cache import Cache, default_cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.report import DataReport, report_on
 from regard.data.samples import Samples
-from regard.data.tasks import Problem
+from regard.data.tasks import Task
 from regard.data.tokenize.characters import as_letters
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import Saved, TokenizerKind, train_tokenizers
 from regard.decode.generate import require_room
 from regard.decode.inputs import verbs
 from regard.models.model import Model, Network
-from regard.schema import to_plain, to_toml
+from regard.schema import to_dict, to_toml
 from regard.show.html import data_page
 from regard.store.checkpoint import Checkpoint
 from regard.store.files import read_json, write_file
@@ -48,7 +48,7 @@ class Material:
     recipe: Recipe
     corpus: Corpus
     valid: Corpus | None
-    problem: Problem
+    task: Task
     tokenizers: tuple[Tokenizer, Tokenizer | None]
     cache: Cache
     model: Model
@@ -63,7 +63,7 @@ class Material:
 
     def of(self, corpus: Corpus, dropout: float = 0.0) -> Samples:
         """A corpus as the model reads it: tokens by their numbers, or by their letters."""
-        samples = self.problem.samples(corpus, self.tokenizers, self.cache, dropout=dropout)
+        samples = self.task.samples(corpus, self.tokenizers, self.cache, dropout=dropout)
         return as_letters(samples, self.tokenizers[0], self.model.embed.letters, self.cache)
 
     def network(self) -> Network:
@@ -71,8 +71,8 @@ class Material:
         torch.manual_seed(self.recipe.train.seed)
         begun = self.beginning
         network = self.model.build(*self.vocabularies) if begun is None else begun.network(self.model)
-        require_room(network, int(self.samples.lengths.max()), "a row of the text (text.problem)")
-        require_room(network, self.problem.reach, "where rows may stand (text.problem.shift)")
+        require_room(network, int(self.samples.lengths.max()), "a row of the text (text.task)")
+        require_room(network, self.task.reach, "where rows may stand (text.task.shift)")
         return network
 
 
@@ -94,12 +94,12 @@ def read_material(
     name = recipe.plain.get("model", {}).get("name", "transformer") if init is None else init.init
     tokenizers = beginning.tokenizers if beginning else tokenizers
     sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)
-    problem = (recipe.text.problem or default_problem(model, corpus, sentinels, name)).named(corpus)
-    require_shape(model, problem, name, where="model.name" if init is None else "model.init")
-    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, problem.wording(corpus), cache)
-    model = answering(model, problem, None if init is None else init.pool)
+    task = (recipe.text.task or default_task(model, corpus, sentinels, name)).named(corpus)
+    require_shape(model, task, name, where="model.name" if init is None else "model.init")
+    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, task.wording(corpus), cache)
+    model = answering(model, task, None if init is None else init.pool)
     vocabularies = vocabularies or vocabularies_of(tokenizers)
-    return Material(recipe, corpus, valid, problem, tokenizers, cache, model, vocabularies, beginning)
+    return Material(recipe, corpus, valid, task, tokenizers, cache, model, vocabularies, beginning)
 
 
 def vocabularies_of(tokenizers: tuple[Tokenizer, Tokenizer | None]) -> tuple[int, int | None]:
@@ -122,7 +122,7 @@ def prepare(
     kind = recipe.text.tokenizer
     # A run keeps the tokenizers it began with, also when its text is new; a file that was named is read again.
     known = None if then is None else filled(TokenizerKind, then["text"]["tokenizer"]["recipe"])
-    kept = known == to_plain(kind) and not isinstance(kind, Saved)
+    kept = known == to_dict(kind) and not isinstance(kind, Saved)
     material = read_material(recipe, read_tokenizers(folder) if kept else None, folder if found else None)
     if recipe.train.batch_tokens == "fit":
         if then is not None:
@@ -131,14 +131,14 @@ def prepare(
             recipe = with_batch(recipe, fitted(material, world.device, watcher))
         else:
             recipe = with_batch(recipe, read_recipe(folder / "recipe.toml").train.budget)
-    corpus, valid, tokenizers, problem = material.corpus, material.valid, material.tokenizers, material.problem
-    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_plain(problem), world)
+    corpus, valid, tokenizers, task = material.corpus, material.valid, material.tokenizers, material.task
+    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_dict(task), world)
     changed: tuple[str, ...] = ()
     if then is not None:
         texts = {"train": corpus, "valid": valid}
         changed = require_same(then, fingerprint, folder, texts, watcher, new_data=new_data)
     samples = material.samples
-    aligned = problem.aligned and recipe.text.alignment == "checked"
+    aligned = task.aligned and recipe.text.alignment == "checked"
     report = report_on(corpus, samples, valid, material.cache, aligned=aligned)
     network = material.network()
     if valid is not None:
@@ -167,10 +167,10 @@ def prepare(
 
 def learnt_length(material: Material, begun: Path | None) -> int:
     """How many tokens a model learns to read at once, or has learnt to before."""
-    now = max(material.problem.reach, int(material.samples.lengths.max()))
+    now = max(material.task.reach, int(material.samples.lengths.max()))
     if material.beginning is not None:
         before = material.beginning.loaded
-        return max(now, before.config.get(LEARNT_LENGTH) or before.network.longest or 0)
+        return max(now, before.config.get(LEARNT_LENGTH) or before.network.max_positions or 0)
     known = read_json(begun / "config.json") if begun is not None and (begun / "config.json").exists() else {}
     return max(now, int(known.get(LEARNT_LENGTH) or 0))
 

@@ -28,7 +28,7 @@ class Batch:
     inputs: dict[str, Tensor]
     targets: Tensor
     samples: tuple[int, ...]
-    aside: Tensor | None = None
+    auxiliary: Tensor | None = None
 
     @cached_property
     def tokens(self) -> int:
@@ -38,8 +38,8 @@ class Batch:
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
         inputs = {name: value.to(device, non_blocking=True) for name, value in self.inputs.items()}
-        aside = None if self.aside is None else self.aside.to(device, non_blocking=True)
-        moved = Batch(inputs, self.targets.to(device, non_blocking=True), self.samples, aside)
+        auxiliary = None if self.auxiliary is None else self.auxiliary.to(device, non_blocking=True)
+        moved = Batch(inputs, self.targets.to(device, non_blocking=True), self.samples, auxiliary)
         # Counted before the move, because counting on a GPU would wait for it.
         vars(moved)["tokens"] = self.tokens
         return moved

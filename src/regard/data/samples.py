@@ -68,7 +68,7 @@ class Samples(Protocol):
     def __len__(self) -> int: ...
 
     def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the samples, padded on the right to the longest; what is random in them follows from `draw`."""
+        """Some of the samples, padded on the right to the max_length; what is random in them follows from `draw`."""
 
     def where(self, indices: Sequence[int] | Indices) -> str:
         """Where in the corpus these samples come from."""
@@ -87,7 +87,7 @@ class PairSamples:
     left_out: LeftOut
     bytes: int
     dropout: tuple[Dropout, ...] = ()
-    longest: int = 0
+    max_length: int = 0
     lanes: ClassVar[int] = 0
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class PairSamples:
         return tuple(Share(count, part.weight) for count, part in zip(counts, self.corpus.parts))
 
     def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the pairs, padded on the right to the longest; with a draw, words are cut as it has it."""
+        """Some of the pairs, padded on the right to the max_length; with a draw, words are cut as it has it."""
         texts = self.kept[np.asarray(indices, dtype=np.int64)]
         sources, targets = self.sides
         rows = texts
@@ -126,12 +126,12 @@ class PairSamples:
         return self.corpus.where(self.kept[np.asarray(indices, dtype=np.int64)])
 
     def _cut_anew(self, side: int, texts: Indices, draw: int) -> Rows:
-        """The rows of some texts under BPE-dropout; one that grows beyond the longest stays as it was."""
+        """The rows of some texts under BPE-dropout; one that grows beyond the max_length stays as it was."""
         begin, end = self.frames[side]
         rows = []
         for number in texts.tolist():
             ids = self.dropout[side].encode(self.corpus.sides[side][number], (draw << 40) ^ (2 * number + side))
-            if len(ids) + 1 > self.longest:
+            if len(ids) + 1 > self.max_length:
                 start, length = int(self.sides[side].starts[number]), int(self.sides[side].lengths[number])
                 ids = self.sides[side].flat[start + 1 : start + length - 1].tolist()
             rows.append([begin, *ids, end])

@@ -205,7 +205,7 @@ def choose_heads(
     heads = cross_heads(network)
     choices = candidates(heads)
     cut = [tuple(map(Tokenizer.encode_in_place, tokenizers, pair)) for pair in zip(sources, targets)]
-    longest = min(_LONGEST, network.longest or _LONGEST)
+    longest = min(_LONGEST, network.max_positions or _LONGEST)
     places = [place for place, pair in enumerate(cut) if all(0 < len(side.ids) < longest for side in pair)]
     if len(choices) < 2 or not places:
         return heads

@@ -106,6 +106,6 @@ def _answers(
     halves = [[text] if isinstance(text, str) else list(text) for text in texts]
     sides = [tokenizer.encode_batch([half[side] for half in halves]) for side in range(2 if paired else 1)]
     for places, inputs in readings(network, tokenizer, sides, texts=["\t".join(half) for half in halves]):
-        states = network.states(**inputs)  # type: ignore[arg-type]
+        states = network.hidden_states(**inputs)  # type: ignore[arg-type]
         yield places, network.readout(states, inputs.get("padding")).float().cpu()
         progress(len(places))

@@ -38,17 +38,17 @@ def embed(
     pool: str | None = None,
     layer: Layer = None,
     normalised: bool = False,
-    longest: int | None = None,
+    max_length: int | None = None,
     progress: Progress = lambda done: None,
 ) -> Vectors:
     """A vector for each text; without a `pool`, as the model itself makes it, else the mean over its tokens.
 
-    Of a row, what follows the `longest` tokens is cut off.
+    Of a row, what follows the `max_length` tokens is cut off.
     """
     if pool is not None and pool not in POOLS:
         raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, POOLS)}')
     found = np.zeros((len(texts), network.description.vector_width), dtype=np.float32)
-    encoded = _encoded(network, tokenizer, texts, longest)
+    encoded = _encoded(network, tokenizer, texts, max_length)
     for places, states, padding in _states(network, tokenizer, texts, encoded, layer, progress):
         if pool is None and network.description.readout.says == "vectors":
             vectors: Tensor = network.readout(states, padding)
@@ -67,11 +67,11 @@ def embed_tokens(
     *,
     layer: Layer = None,
     normalised: bool = False,
-    longest: int | None = None,
+    max_length: int | None = None,
     progress: Progress = lambda done: None,
 ) -> list[TokenVectors]:
     """The tokens of each text, those around it included, with a vector for each."""
-    encoded = _encoded(network, tokenizer, texts, longest)
+    encoded = _encoded(network, tokenizer, texts, max_length)
     rows = [row_of(network, tokenizer, ids) for ids in encoded]
     found: list[TokenVectors] = [([], np.zeros((0, 0), dtype=np.float32))] * len(texts)
     for places, states, _ in _states(network, tokenizer, texts, encoded, layer, progress):
@@ -82,13 +82,13 @@ def embed_tokens(
 
 
 def _encoded(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], longest: int | None
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None
 ) -> list[list[int]]:  # fmt: skip
-    """The tokens of each text, cut so that with what stands around them they are no more than the longest."""
+    """The tokens of each text, cut so that with what stands around them they are no more than the max_length."""
     encoded = tokenizer.encode_batch(texts)
-    if longest is None:
+    if max_length is None:
         return encoded
-    most = max(0, longest - len(row_of(network, tokenizer, [])))
+    most = max(0, max_length - len(row_of(network, tokenizer, [])))
     return [ids[:most] for ids in encoded]
 
 
@@ -98,20 +98,20 @@ def _states(
 ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:  # fmt: skip
     """The places of some texts, the states BTD of a layer, and the padding."""
     for places, inputs in readings(network, tokenizer, [encoded], texts=texts):
-        every: list[Tensor] | None = None if layer is None else []
+        all_layers: list[Tensor] | None = None if layer is None else []
         padding = inputs.get("padding")
         if network.encoder is not None and network.decoder is not None:
-            last = network.read(inputs["ids"], context=Context(padding=padding, every=every)).states
+            last = network.encode_source(inputs["ids"], context=Context(padding=padding, all_layers=all_layers)).states
         else:
-            last = network.states(inputs["ids"], padding=padding, every=every)
-        yield places, last if every is None else _chosen(every, layer), padding
+            last = network.hidden_states(inputs["ids"], padding=padding, all_layers=all_layers)
+        yield places, last if all_layers is None else _chosen(all_layers, layer), padding
         progress(len(places))
 
 
-def _chosen(every: Sequence[Tensor], layer: Layer) -> Tensor:
+def _chosen(all_layers: Sequence[Tensor], layer: Layer) -> Tensor:
     """The states of a layer, or the mean of all."""
     if layer == "mix":
-        return torch.stack(list(every)).mean(dim=0)
-    if not isinstance(layer, int) or not -len(every) <= layer < len(every):
-        raise InputError(f"there is no layer {layer} (--layer). Use 0 to {len(every) - 1}, or mix for the mean of all.")
-    return every[layer]
+        return torch.stack(list(all_layers)).mean(dim=0)
+    if not isinstance(layer, int) or not -len(all_layers) <= layer < len(all_layers):
+        raise InputError(f"there is no layer {layer} (--layer). Use 0 to {len(all_layers) - 1}, or mix for the mean of all.")
+    return all_layers[layer]

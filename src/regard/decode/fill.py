@@ -131,7 +131,7 @@ def fill_masks(
     rows = [gaps.encode(*cut) for cut in cuts]
     found: dict[int, list[list[Choice]]] = {}
     for places, inputs in readings(network, tokenizer, [rows]):
-        states = network.states(**inputs)  # type: ignore[arg-type]
+        states = network.hidden_states(**inputs)  # type: ignore[arg-type]
         hidden = (inputs["ids"] == tokenizer.mask).nonzero()
         choices = _likeliest(network, tokenizer, states[hidden[:, 0], hidden[:, 1]], top)
         owners = hidden[:, 0].tolist()

@@ -13,7 +13,7 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.options import Options
 from regard.decode.search import Hypothesis, Watch, search
 from regard.errors import InputError
-from regard.layers.contract import Change, Context, Source
+from regard.layers.contract import Ablation, Context, Source
 from regard.models.model import Network
 
 _ROWS = 128
@@ -141,7 +141,7 @@ def speak(
     progress: Progress = lambda done: None,
     *,
     watch: Watch | None = None,
-    change: Change | None = None,
+    ablation: Ablation | None = None,
 ) -> list[list[Answer]]:
     """Search, and turn tokens into text; what opens a prompt is not part of it."""
     stopped = None
@@ -155,7 +155,7 @@ def speak(
     draws = options.n_best if options.temperature > 0 else 1
     drawn = [replace(request, seed=request.seed + draw * _APART) for draw in range(draws) for request in requests]
     found = answer(
-        network, drawn, options, end=tokenizer.end, stopped=stopped, progress=progress, watch=watch, change=change
+        network, drawn, options, end=tokenizer.end, stopped=stopped, progress=progress, watch=watch, ablation=ablation
     )
     answers = []
     for place, request in enumerate(requests):
@@ -191,13 +191,13 @@ def before_stop(text: str, start: int, stops: tuple[str, ...]) -> str:
 
 def require_room(network: Network, tokens: int, what: str) -> None:
     """Refuse a text that the model cannot read at once."""
-    if network.longest is not None and tokens > network.longest:
-        raise messages.TOO_LONG(what=what, tokens=tokens, longest=network.longest)
+    if network.max_positions is not None and tokens > network.max_positions:
+        raise messages.TOO_LONG(what=what, tokens=tokens, longest=network.max_positions)
 
 
 def room(network: Network, limit: int, used: int) -> int:
     """How many of `limit` tokens fit behind those in use."""
-    return limit if network.longest is None else max(0, min(limit, network.longest - used))
+    return limit if network.max_positions is None else max(0, min(limit, network.max_positions - used))
 
 
 def answer(
@@ -209,7 +209,7 @@ def answer(
     stopped: Callable[[list[int]], bool] | None = None,
     progress: Progress = lambda done: None,
     watch: Watch | None = None,
-    change: Change | None = None,
+    ablation: Ablation | None = None,
 ) -> list[list[Hypothesis]]:
     """The best hypotheses for each request; `watch` is told of each step, `change` switches heads off."""
     answers: list[list[Hypothesis]] = [[] for _ in requests]
@@ -222,11 +222,11 @@ def answer(
                 options,
                 end=end,
                 limits=[request.limit for request in chosen],
-                source=read_sources(network, [request.source for request in chosen], change),
+                source=read_sources(network, [request.source for request in chosen], ablation),
                 seeds=[request.seed for request in chosen],
                 stopped=stopped,
                 watch=watch,
-                change=change,
+                ablation=ablation,
             )
             for place, hypotheses in zip(places, found):
                 answers[place] = hypotheses
@@ -235,13 +235,13 @@ def answer(
 
 
 def read_sources(
-    network: Network, sources: Sequence[Sequence[int] | None], change: Change | None = None
+    network: Network, sources: Sequence[Sequence[int] | None], ablation: Ablation | None = None
 ) -> Source | None:
     """What the encoder says of some sources of unequal length; None for a model without an encoder."""
     if network.encoder is None:
         return None
     ids, padding = padded([source or () for source in sources], next(network.parameters()).device)
-    return network.read(ids, context=Context(padding=padding, change=change))
+    return network.encode_source(ids, context=Context(padding=padding, ablation=ablation))
 
 
 def padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

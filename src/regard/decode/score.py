@@ -76,7 +76,7 @@ def forced(
         if network.encoder is not None:
             sources = padded([request.source or () for request in chosen], device)
             given = dict(zip(("source_ids", "source_padding"), sources))
-        states = network.states(ids, padding=padding, **given)  # type: ignore[arg-type]
+        states = network.hidden_states(ids, padding=padding, **given)  # type: ignore[arg-type]
         targets, _ = padded([request.prompt[1:] for request in chosen], device)
         firsts = torch.tensor([request.opening - 1 for request in chosen], device=device)
         lengths = torch.tensor([len(request.prompt) - 1 for request in chosen], device=device)
@@ -105,7 +105,7 @@ def hidden(
         places = torch.tensor([place + 1 for _, place in chosen], device=every.device)  # behind the begin
         targets = inputs["ids"][every, places]
         inputs["ids"][every, places] = tokenizer.mask
-        states = network.states(**inputs)[every, places]  # type: ignore[arg-type]
+        states = network.hidden_states(**inputs)[every, places]  # type: ignore[arg-type]
         for (number, place), value in zip(chosen, log_probabilities(network, states, targets).tolist()):
             found[number][place] = value
             left[number] -= 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.decode.options import Options, Propose, RandomNumbers, competing, constrain, drawing, greedy
-from regard.layers.contract import Change, Context, Memory, Source, map_rows, select
+from regard.layers.contract import Ablation, Context, Memory, Source, map_rows, select
 from regard.layers.record import Record
 from regard.models.model import Network
 
@@ -85,14 +85,14 @@ def search(
     seeds: Sequence[int] | None = None,
     stopped: Callable[[list[int]], bool] | None = None,
     watch: Watch | None = None,
-    change: Change | None = None,
+    ablation: Ablation | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of each prompt, at most `limits[i]` tokens long, best first.
 
     `seeds` gives each row its own random numbers; `stopped` says of a row's tokens whether they hold a stop string.
     `watch` is told of each step; `change` switches heads of the decoder off.
     """
-    rows = _Rows(network, prompts, options, end, limits, source, seeds or range(len(prompts)), stopped, change)
+    rows = _Rows(network, prompts, options, end, limits, source, seeds or range(len(prompts)), stopped, ablation)
     while len(rows.alive):
         rows.step(watch)
     return rows.answers
@@ -127,7 +127,7 @@ class _Rows:
         source: Source | None,
         seeds: Sequence[int],
         stopped: Callable[[list[int]], bool] | None,
-        change: Change | None,
+        ablation: Ablation | None,
     ) -> None:
         self.network, self.options, self.end, self.stopped = network, options, end, stopped
         self.device = next(network.parameters()).device
@@ -144,7 +144,7 @@ class _Rows:
         self.tokens = torch.zeros(sentences, 1, 0, dtype=torch.long, device=self.device)
         self.sums = torch.zeros(sentences, 1, device=self.device)
         self.memory: Memory = None
-        self._keep_prompts(source, change)
+        self._keep_prompts(source, ablation)
 
     def _proposer(self, seeds: Sequence[int]) -> Propose:
         if self.options.temperature == 0:
@@ -152,7 +152,7 @@ class _Rows:
         streams = RandomNumbers(seeds)
         return drawing(self.options, lambda: streams.at(self.made)[self.alive.cpu()])
 
-    def _keep_prompts(self, source: Source | None, change: Change | None) -> None:
+    def _keep_prompts(self, source: Source | None, ablation: Ablation | None) -> None:
         """Begin with the prompts of the rows that have something to say."""
         if len(self.alive) < len(self.answers):
             self.prompt, self.lengths, self.limit = (
@@ -164,7 +164,7 @@ class _Rows:
         self.prompt = self.prompt[:, : self.furthest]
         self.last = self.prompt.clamp_min(0)
         padding = None if self.even else self.prompt >= 0
-        self.context = Context(source=source, remember=True, padding=padding, change=change)
+        self.context = Context(source=source, remember=True, padding=padding, ablation=ablation)
         weighty = self.options.coverage_penalty > 0 and source is not None
         self.coverage: Tensor | None = None
         if weighty and source is not None:
@@ -220,7 +220,7 @@ class _Rows:
 
     def ahead(self) -> int:
         """Read long prompts piece by piece, where that takes less memory, up to their last; -> how many tokens."""
-        pieces = (int(self.lengths.min()) - 1) // _PIECE if self.network.description.endless else 0
+        pieces = (int(self.lengths.min()) - 1) // _PIECE if self.network.description.constant_memory else 0
         for start in range(0, pieces * _PIECE, _PIECE):
             context = replace(self.context, padding=None, start=start)
             _, self.memory = self.network.decode(self.last[:, start : start + _PIECE], context, self.memory)

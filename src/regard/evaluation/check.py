@@ -139,7 +139,7 @@ def _probe(model: LoadedModel, inputs: dict[str, Tensor]) -> Probe:
 
 
 def _longest(model: LoadedModel) -> int:
-    longest = model.network.longest
+    longest = model.network.max_positions
     if longest is not None and longest < LEAST:
         raise InputError(f"this model reads {longest} tokens at once (regard check). Give one that reads {LEAST}.")
     return _LONGEST if longest is None else min(longest, _LONGEST)
@@ -182,7 +182,7 @@ def hashing(model: LoadedModel, probes: Sequence[Probe]) -> Iterator[Finding]:
     texts = {}
     for side in probes[0].sides:
         rows = [probe.inputs[f"{side}ids"][probe.inputs[f"{side}padding"]] for probe in probes]
-        texts[f"{side}ids"] = torch.cat(rows)[None, : model.network.longest]
+        texts[f"{side}ids"] = torch.cat(rows)[None, : model.network.max_positions]
     found = magnified(model.network, texts)
     for layer in found.layers:
         detail = f"of {found.top} keys' weight, by rounds: {layer.text()} ({found.tokens:,} tokens)"

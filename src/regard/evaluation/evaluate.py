@@ -15,10 +15,10 @@ from regard.api import LoadedModel
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import halves
 from regard.data.samples import Samples
-from regard.data.tasks.bidirectional_lm import BothWays
-from regard.data.tasks.language_model import NextToken
-from regard.data.tasks.masked_lm import Masked
-from regard.data.tasks.span_corruption import Spans
+from regard.data.tasks.bidirectional_lm import BidirectionalLM
+from regard.data.tasks.language_model import LanguageModel
+from regard.data.tasks.masked_lm import MaskedLM
+from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.characters import as_letters
 from regard.data.tokenize.encode import encode_texts
@@ -253,7 +253,7 @@ def evaluate(
     if (window, stride) != (None, None) and (model.network.encoder is not None or corpus.targets is not None):
         raise InputError("only a language model reads through a window. Leave out --window and --stride.")
     if corpus.targets is not None:
-        evaluation = _measured(model, corpus, Translation(model.network.longest or _UNBOUNDED))
+        evaluation = _measured(model, corpus, Translation(model.network.max_positions or _UNBOUNDED))
         said = tuple(answers[0].text for answers in model.translations(corpus.sources, options, progress=progress))
         evaluation = _judged(evaluation, model, corpus, said)
     elif model.network.encoder is None:
@@ -287,9 +287,9 @@ def plot_by_length(evaluation: Evaluation, path: Path) -> None:
     draw(path, [panel("source length in tokens", rows, lines)])
 
 
-def _measured(model: LoadedModel, corpus: Corpus, problem: Translation | Masked | Spans | BothWays) -> Evaluation:
+def _measured(model: LoadedModel, corpus: Corpus, task: Translation | MaskedLM | SpanCorruption | BidirectionalLM) -> Evaluation:
     """The loss of a corpus."""
-    plain = problem.samples(corpus, (model.tokenizer, model.target_tokenizer))
+    plain = task.samples(corpus, (model.tokenizer, model.target_tokenizer))
     samples = as_letters(plain, model.tokenizer, model.description.embed.letters)
     total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
     return _lost(total, tokens, samples)
@@ -299,7 +299,7 @@ def _read(
     model: LoadedModel, corpus: Corpus, how: Window | Whole, progress: Progress
 ) -> Evaluation:  # fmt: skip
     """The loss of documents that are read whole or through a window."""
-    samples = NextToken().samples(corpus, (model.tokenizer, None))
+    samples = LanguageModel().samples(corpus, (model.tokenizer, None))
     losses, tokens = read_documents(model, samples.stream, how, progress=progress)
     return _lost(float(losses.sum()), tokens, samples)
 
@@ -315,12 +315,12 @@ def _lost(total: float, tokens: int, samples: Samples) -> Evaluation:
     )
 
 
-def _learnt(model: LoadedModel) -> Masked | Spans | BothWays:
+def _learnt(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:
     """What a model that reads a text as a whole learns of it, drawn the same each time."""
-    length = min(_PIECE, model.network.longest or _PIECE)
+    length = min(_PIECE, model.network.max_positions or _PIECE)
     if model.network.decoder is not None:
-        return Spans(length)
-    return Masked(length) if "fill" in verbs(model.description, model.tokenizer) else BothWays(length)
+        return SpanCorruption(length)
+    return MaskedLM(length) if "fill" in verbs(model.description, model.tokenizer) else BidirectionalLM(length)
 
 
 def _judged(evaluation: Evaluation, model: LoadedModel, corpus: Corpus, said: tuple[str, ...]) -> Evaluation:

@@ -50,7 +50,7 @@ class Probe:
         """What the encoder says of the sources."""
         if "source_ids" not in self.inputs:
             return None
-        return self.network.read(self.inputs["source_ids"], self.inputs["source_padding"])
+        return self.network.encode_source(self.inputs["source_ids"], self.inputs["source_padding"])
 
     def read(self, **changed: Tensor) -> Tensor:
         """-> BTN: the logits, with some inputs changed."""
@@ -59,7 +59,7 @@ class Probe:
     def states(self, record: Record | None = None) -> Tensor:
         """-> BTD: the last layer's states, while someone looks or nobody does."""
         arguments: dict[str, Any] = {**self.inputs, "record": record}
-        return self.network.states(**arguments)
+        return self.network.hidden_states(**arguments)
 
     def row(self, row: int) -> dict[str, Tensor]:
         """The ids of one row without its padding, by side."""

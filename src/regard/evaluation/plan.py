@@ -153,13 +153,13 @@ def parts_that_fit(memory: Memory, accumulate: int, samples: int) -> int | None:
 
 def remedies(material: Material, memory: Memory, parts: int | None) -> tuple[str, ...]:
     """What to change so that it fits, the most harmless first."""
-    settings, problem = material.recipe.train, material.problem
-    length = fields(problem)[0].name
+    settings, task = material.recipe.train, material.task
+    length = fields(task)[0].name
     smaller = "model.width: a smaller model"
     sharded = 'train.parallel = "shard" and several processes: each holds a part of the weights'
     if memory.lasting > memory.available:
         return (smaller, sharded)
-    found = [] if settings.recompute else ["train.recompute = true: the same result, slower, fewer activations"]
+    found = [] if settings.gradient_checkpointing else ["train.recompute = true: the same result, slower, fewer activations"]
     if parts is not None:
         fewer = settings.budget * settings.accumulate // parts if isinstance(settings.batch_tokens, int) else 1024
         return (
@@ -167,7 +167,7 @@ def remedies(material: Material, memory: Memory, parts: int | None) -> tuple[str
             *found,
             f"train.batch_tokens = {fewer}: smaller steps, learns otherwise",
         )
-    return (*found, f"text.problem.{length} below {getattr(problem, length)}: shorter samples", smaller, sharded)
+    return (*found, f"text.task.{length} below {getattr(task, length)}: shorter samples", smaller, sharded)
 
 
 def amount(count: int) -> str:

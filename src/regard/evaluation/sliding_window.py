@@ -16,7 +16,7 @@ from regard.api import LoadedModel
 from regard.data.batching import Plan
 from regard.data.draws import Indices
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.language_model import NextToken
+from regard.data.tasks.language_model import LanguageModel
 from regard.data.tokenize.encode import Rows, padding_of, spread
 from regard.decode.generate import Progress
 from regard.decode.score import log_probabilities
@@ -42,7 +42,7 @@ class Window:
     @classmethod
     def of(cls, model: LoadedModel, length: int | None = None, stride: int | None = None) -> Window:
         """The window of a model: what it has learnt to read at once, else what it can, and half of that anew."""
-        longest, learnt = model.network.longest, model.config.get(LEARNT_LENGTH)
+        longest, learnt = model.network.max_positions, model.config.get(LEARNT_LENGTH)
         length = min(filter(None, (learnt, longest)), default=_WINDOW) if length is None else length
         if length < 1 or (longest is not None and length > longest):
             reads = "any number" if longest is None else f"1 to {longest:,}"
@@ -75,14 +75,14 @@ class Whole:
 
 def way(model: LoadedModel, length: int | None = None, stride: int | None = None) -> Window | Whole:
     """How a model reads documents when nobody says otherwise."""
-    if length is None and stride is None and model.description.endless:
+    if length is None and stride is None and model.description.constant_memory:
         return Whole()
     return Window.of(model, length, stride)
 
 
 def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.float64], int]:
     """The summed cross entropy of each document, read as `evaluate` does, and how many tokens they have."""
-    documents = NextToken().samples(corpus, (model.tokenizer, None)).stream
+    documents = LanguageModel().samples(corpus, (model.tokenizer, None)).stream
     return read_documents(model, documents, way(model))
 
 
@@ -140,7 +140,7 @@ def _said(
     columns = np.arange(targets.shape[1])
     new = (columns >= np.asarray(known).reshape(-1, 1)) & (columns < lengths[:, None])
     asked = torch.from_numpy(new)
-    states = model.network.states(ids, padding=None if padding is None else padding.to(model.device), past=past)
+    states = model.network.hidden_states(ids, padding=None if padding is None else padding.to(model.device), past=past)
     values = log_probabilities(model.network, states[asked.to(model.device)], targets[asked].to(model.device))
     return owners[np.nonzero(new)[0]], -values.double().cpu().numpy()
 

@@ -14,7 +14,7 @@ from regard import messages
 from regard.layers.contract import Context, Memory, Shared, Sublayer, write
 from regard.layers.linear import linear
 from regard.layers.lsh.banded import InBands, banded, local_bands
-from regard.layers.patterns import Everything, Look, Pattern, gathered
+from regard.layers.patterns import Everything, Pattern, SourcePattern, gathered
 from regard.layers.positions import Rotary
 from regard.layers.record import Attended, Inside, Rows
 from regard.layers.scores import AnyScore, Dot, Score
@@ -27,7 +27,7 @@ class SelfAttention:
     """Every token asks the tokens of its own sequence (Vaswani 2017, section 3.2)."""
 
     heads: int
-    see: Pattern = field(default_factory=Everything)
+    pattern: Pattern = field(default_factory=Everything)
     score: AnyScore = field(default_factory=Dot)
     position: Rotary | None = None
     key_width: int | None = None  # of a head; width / heads when not said
@@ -42,7 +42,7 @@ class SelfAttention:
 class SelfAttentionLayer(Sublayer):
     def __init__(self, description: SelfAttention, width: int) -> None:
         super().__init__()
-        self.heads, self.see = description.heads, description.see
+        self.heads, self.pattern = description.heads, description.pattern
         key_width = description.key_width or divided(width, description.heads)
         inner = key_width * self.heads
         self.query_key_value = linear(width, 3 * inner, parts=3, biased=description.biased)
@@ -63,9 +63,9 @@ class SelfAttentionLayer(Sublayer):
             memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
             if not fresh:
                 # What no query sees any more is not looked through, where all rows are equally far.
-                first = 0 if isinstance(context.start, Tensor) else self.see.since(context.start)
+                first = 0 if isinstance(context.start, Tensor) else self.pattern.since(context.start)
                 k, v = (part[:, :, first : context.extent(x.shape[1])] for part in memory)
-        y = nearby(self.score, self.see, q, k, v, context, out=self.out.weight) if fresh else None
+        y = nearby(self.score, self.pattern, q, k, v, context, out=self.out.weight) if fresh else None
         if y is not None:
             return self.out(merge_heads(y)), memory if context.remember else None
         slots = torch.arange(first, first + k.shape[2], device=x.device)
@@ -93,16 +93,16 @@ class SelfAttentionLayer(Sublayer):
 
         The triangle is aligned to the top left, so it is right only when queries and keys start together.
         """
-        plain = self.see.triangle and context.document is None
+        plain = self.pattern.triangle and context.document is None
         if fresh and plain and context.bias is None and self.score.scale is not None:
             return None, True
         if plain and queries == 1 and not isinstance(context.start, Tensor):
             return None, False
-        mask = self.see.sees(context.slots(queries, keys.device), keys)
+        mask = self.pattern.sees(context.slots(queries, keys.device), keys)
         mask = None if mask is None else (mask[:, None] if mask.dim() == 3 else mask)
         if fresh and context.document is not None:
             mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
-        if not self.see.causal and context.padding is not None:
+        if not self.pattern.causal and context.padding is not None:
             mask = both(mask, context.padding[:, None, None, :])
         return mask, False
 
@@ -115,7 +115,7 @@ class CrossAttention:
     score: AnyScore = field(default_factory=Dot)
     key_width: int | None = None
     biased: bool = True
-    see: Look = field(default_factory=Everything)
+    pattern: SourcePattern = field(default_factory=Everything)
     name: ClassVar[str] = "cross"
 
     def build(self, width: int, source_width: int | None = None) -> CrossAttentionLayer:
@@ -134,7 +134,7 @@ class CrossAttentionLayer(Sublayer):
         self.out = linear(inner, width, biased=description.biased)
         self.score = description.score.build(key_width, key_width, self.heads)
         self.query.weight.data *= self.score.first
-        self.focus = description.see.focus(width)
+        self.focus = description.pattern.focus(width)
 
     def forward(
         self, x: Tensor, context: Context, memory: Shared[tuple[Tensor, Tensor]] | None = None
@@ -250,14 +250,14 @@ class Weighed(Attended):
 
 
 def nearby(
-    score: Score, see: Pattern, q: Tensor, k: Tensor, v: Tensor, context: Context, *, out: Tensor | None = None
+    score: Score, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, context: Context, *, out: Tensor | None = None
 ) -> Tensor | None:
     """As `attend`, in bands; None unless of this text the pattern sees what is near only, and a kernel can compare."""
     if context.bias is not None or score.scale is None:
         return None
-    realm = context.realm()
-    realm = None if realm is None else realm.repeat_interleave(q.shape[1], 0)
-    bands = local_bands(see, q.shape[2], q.shape[0] * q.shape[1], realm, q.device)
+    document_ids = context.document_ids()
+    document_ids = None if document_ids is None else document_ids.repeat_interleave(q.shape[1], 0)
+    bands = local_bands(pattern, q.shape[2], q.shape[0] * q.shape[1], document_ids, q.device)
     if bands is None:
         return None
     if context.looking and context.record is not None:
@@ -267,7 +267,7 @@ def nearby(
 
 def switched(y: Tensor, context: Context) -> Tensor:
     """BHTV without the heads that are switched off."""
-    kept = None if context.change is None else context.change.keep(context.name, y.shape[1])
+    kept = None if context.ablation is None else context.ablation.keep(context.name, y.shape[1])
     return y if kept is None else y * kept.to(y)[:, None, None]
 
 

@@ -12,7 +12,7 @@ from regard.errors import InputError
 from regard.layers.attention import attend
 from regard.layers.contract import Context, Shared, Source, Sublayer
 from regard.layers.linear import linear
-from regard.layers.patterns import Everything, Look, gathered
+from regard.layers.patterns import Everything, SourcePattern, gathered
 from regard.layers.recurrent import LSTM, Begin, Bridged, Cell, State, States, first_bias
 from regard.layers.scores import Additive, AnyScore
 
@@ -23,10 +23,10 @@ Keys = Shared[tuple[Tensor, Tensor]]
 class Ask(nn.Module):
     """One head that asks the source as it stands, with no projections but the score's own."""
 
-    def __init__(self, score: AnyScore, see: Look, width: int, source_width: int) -> None:
+    def __init__(self, score: AnyScore, pattern: SourcePattern, width: int, source_width: int) -> None:
         super().__init__()
         self.score = score.build(width, source_width)
-        self.focus = see.focus(width)
+        self.focus = pattern.focus(width)
 
     def keys(self, source: Source) -> Keys:
         """What a source is asked by and answers."""
@@ -49,7 +49,7 @@ class Attentional:
     """tanh(W[c; h]): the stream and what the source answers it, as one vector (Luong 2015, equation 5)."""
 
     score: AnyScore = field(default_factory=Additive)
-    see: Look = field(default_factory=Everything)
+    pattern: SourcePattern = field(default_factory=Everything)
     name: ClassVar[str] = "cross"
 
     def build(self, width: int, source_width: int | None = None) -> AttentionalLayer:
@@ -60,7 +60,7 @@ class Attentional:
 class AttentionalLayer(Sublayer):
     def __init__(self, description: Attentional, width: int, source_width: int) -> None:
         super().__init__()
-        self.ask = Ask(description.score, description.see, width, source_width)
+        self.ask = Ask(description.score, description.pattern, width, source_width)
         self.out = linear(source_width + width, width)
 
     def forward(self, x: Tensor, context: Context, memory: Keys | None = None) -> tuple[Tensor, Keys | None]:
@@ -96,7 +96,7 @@ class Attentive:
     cell: Cell = field(default_factory=LSTM)
     depth: int = 1
     score: AnyScore = field(default_factory=Additive)
-    see: Look = field(default_factory=Everything)
+    pattern: SourcePattern = field(default_factory=Everything)
     begin: Begin = field(default_factory=Bridged)
     dropout: float = 0.0  # between one cell and the next
     name: ClassVar[str] = "cross"
@@ -138,7 +138,7 @@ class AttentiveLayer(Sublayer):
         with torch.no_grad():
             self.read.bias.copy_(first_bias(cell, width))
         self.begin = description.begin.build(cell, depth, width, source_width)
-        self.ask = Ask(description.score, description.see, width, source_width)
+        self.ask = Ask(description.score, description.pattern, width, source_width)
         self.dropout = nn.Dropout(description.dropout)
 
     def forward(

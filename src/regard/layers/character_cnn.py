@@ -57,7 +57,7 @@ class Spelled:
 
 
 class SpelledLayer(nn.Module):
-    longest: int | None = None
+    max_positions: int | None = None
 
     def __init__(self, description: Spelled, width: int) -> None:
         super().__init__()

@@ -39,7 +39,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Change:
+class Ablation:
     """Heads switched off, for experiments: the numbers of the heads, by the name of their layer."""
 
     heads_off: dict[str, tuple[int, ...]]
@@ -98,10 +98,10 @@ class Context:
     )
     remember: bool = False  # true while decoding
     final: bool = True  # whether someone wants to know the state after the last token, of padded rows too
-    recompute: bool = False  # true while learning without keeping what is inside a layer for the way back
+    gradient_checkpointing: bool = False  # true while learning without keeping what is inside a layer for the way back
     record: Record | None = None  # set while someone is looking
-    change: Change | None = None
-    every: list[Tensor] | None = None  # given what goes into each layer, and what comes out at the end, when asked
+    ablation: Ablation | None = None
+    all_layers: list[Tensor] | None = None  # given what goes into each layer, and what comes out at the end, when asked
     choices: Choices | None = None
     name: str = ""  # the path to this layer, kept up only while someone looks or changes
 
@@ -121,7 +121,7 @@ class Context:
         """-> T or BT: the position of each token of this call."""
         return self.slots(length, device) if self.positions is None else self.positions
 
-    def realm(self) -> Tensor | None:
+    def document_ids(self) -> Tensor | None:
         """-> BT: tokens with different numbers never meet: other documents, what is no token (-1); None: all may."""
         if self.document is None:
             return None if self.padding is None else self.padding.int() - 1
@@ -133,14 +133,14 @@ class Context:
 
     def under(self, part: str) -> Context:
         """The context of a part of this layer; costs nothing when nobody looks."""
-        if self.record is None and self.change is None:
+        if self.record is None and self.ablation is None:
             return self
         return replace(self, name=f"{self.name}.{part}" if self.name else part)
 
     def keep(self, states: Tensor) -> None:
         """Keep what stands between two layers, if someone asked for it."""
-        if self.every is not None:
-            self.every.append(states)
+        if self.all_layers is not None:
+            self.all_layers.append(states)
 
     @property
     def looking(self) -> bool:

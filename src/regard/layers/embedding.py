@@ -38,7 +38,7 @@ class EmbedLayer(nn.Module):
     def __init__(self, description: Embed, width: int, vocabulary: int) -> None:
         super().__init__()
         self.position = description.position.build(width) if description.position else None
-        self.longest = getattr(description.position, "longest", None)
+        self.max_positions = getattr(description.position, "longest", None)
         table_width = width - (self.position.taken if self.position is not None else 0)
         spread = table_width**-0.5 if description.spread is None else description.spread
         self.table = nn.Embedding(vocabulary, table_width, _weight=table(vocabulary, table_width, spread))
@@ -67,5 +67,5 @@ class EmbedLayer(nn.Module):
 
     def check(self, context: Context, length: int) -> None:
         """Refuse what lies beyond the last learnt position."""
-        if self.longest is not None and context.positions is None and context.extent(length) > self.longest:
-            raise InputError(f"{context.extent(length):,} tokens, this model reads {self.longest:,}. Shorten the text.")
+        if self.max_positions is not None and context.positions is None and context.extent(length) > self.max_positions:
+            raise InputError(f"{context.extent(length):,} tokens, this model reads {self.max_positions:,}. Shorten the text.")

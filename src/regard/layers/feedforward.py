@@ -26,7 +26,7 @@ class FeedForward:
     biased: bool = True
     dropout: float = 0.0  # on the inside; what comes out is the join's business
     name: ClassVar[str] = "feedforward"
-    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
 
     def build(self, width: int, source_width: int | None = None) -> FeedForwardLayer:
         """The module for a stream of this width."""
@@ -58,7 +58,7 @@ class Boom:
     activation: Activation = "gelu"
     dropout: float = 0.0  # on the inside; what comes out is the join's business
     name: ClassVar[str] = "feedforward"
-    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
 
     def build(self, width: int, source_width: int | None = None) -> BoomLayer:
         """The module for a stream of this width."""

@@ -31,10 +31,10 @@ class GatedAttention:
     """
 
     heads: int = 1
-    see: Window = field(default_factory=lambda: Window(5000))
+    pattern: Window = field(default_factory=lambda: Window(5000))
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))  # of queries
     name: ClassVar[str] = "self"
-    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
 
     def build(self, width: int, source_width: int | None = None) -> GatedAttentionLayer:
         """The module for a stream of this width."""
@@ -44,7 +44,7 @@ class GatedAttention:
 class GatedAttentionLayer(Sublayer):
     def __init__(self, description: GatedAttention, width: int) -> None:
         super().__init__()
-        self.heads, self.see = description.heads, description.see
+        self.heads, self.pattern = description.heads, description.pattern
         key_width = divided(width, self.heads)
         self.query = linear(width, width)
         self.norm = description.norm.build(width)
@@ -68,7 +68,7 @@ class GatedAttentionLayer(Sublayer):
     def asked(self, q: Tensor, k: Tensor, context: Context, fresh: bool, first: int) -> Tensor:
         """BHTK, BHSK -> BHTK: what queries find among the states; a text longer than the window is read in bands."""
         out = self.polarity().diag() if context.looking else None
-        near = nearby(self.score, self.see, q, k, k, context, out=out) if fresh else None
+        near = nearby(self.score, self.pattern, q, k, k, context, out=out) if fresh else None
         if near is not None:
             return near
         mask, causal = self.visible(q.shape[2], k.shape[2], context, fresh)
@@ -85,7 +85,7 @@ class GatedAttentionLayer(Sublayer):
         device = self.query_gate.device
         if fresh and context.document is None:
             return None, True
-        mask = self.see.sees(context.slots(queries, device), torch.arange(keys, device=device))
+        mask = self.pattern.sees(context.slots(queries, device), torch.arange(keys, device=device))
         assert mask is not None
         mask = mask[:, None] if mask.dim() == 3 else mask
         if fresh and context.document is not None:
@@ -97,8 +97,8 @@ class GatedAttentionLayer(Sublayer):
         ends: Tensor | int = context.start + length
         if context.padding is not None:
             ends = context.start + context.padding.sum(1)
-        beyond = (int(ends.min()) if isinstance(ends, Tensor) else ends) - self.see.length
-        if beyond > self.see.length // 4:
+        beyond = (int(ends.min()) if isinstance(ends, Tensor) else ends) - self.pattern.length
+        if beyond > self.pattern.length // 4:
             states, first = states[:, beyond:].contiguous(), first + beyond
         return Kept(states, torch.full((len(states),), first, device=states.device))
 

@@ -50,7 +50,7 @@ class SequenceLayer(nn.ModuleDict):
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         """BTD -> BTD, and a tuple of what each sublayer remembers."""
-        if not context.recompute:
+        if not context.gradient_checkpointing:
             return self.through(x, context, memory)
         # Only the layer's input is kept; going back, all is done again with the same random numbers.
         answer: tuple[Tensor, Memory] = checkpoint(self.through, x, context, memory, use_reentrant=False)

@@ -251,7 +251,7 @@ class LocalPFocus(Focus):
         return seen, (-0.5 * (distance / spread) ** 2).exp()
 
 
-Look = Everything | LocalM | LocalP
+SourcePattern = Everything | LocalM | LocalP
 
 
 def gathered(asking: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Tensor]:

@@ -69,23 +69,23 @@ class SinusoidLayer(EmbeddedPosition):
 class Learned:
     """A vector for each of the first `longest` positions."""
 
-    longest: int = 512
+    max_positions: int = 512
     place: ClassVar[Place] = "embedding"
 
-    def grown(self, longest: int) -> Learned:
+    def grown(self, max_positions: int) -> Learned:
         """The same for more positions."""
-        return replace(self, longest=longest)
+        return replace(self, max_positions=max_positions)
 
     def build(self, width: int) -> LearnedLayer:
         """The module for a stream of this width."""
-        return LearnedLayer(width, self.longest)
+        return LearnedLayer(width, self.max_positions)
 
 
 class LearnedLayer(EmbeddedPosition):
-    def __init__(self, width: int, longest: int) -> None:
+    def __init__(self, width: int, max_positions: int) -> None:
         super().__init__()
-        self.longest = longest
-        self.weight = nn.Parameter(table(longest, width, 0.02))
+        self.max_positions = max_positions
+        self.weight = nn.Parameter(table(max_positions, width, 0.02))
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.table(positions)
@@ -112,13 +112,13 @@ class Axial:
                 raise InputError(f"axial positions need {name} of 1 or more, got {list(pair)}. Use [64, 64].")
 
     @property
-    def longest(self) -> int:
+    def max_positions(self) -> int:
         """How many positions there are."""
         return self.shape[0] * self.shape[1]
 
-    def grown(self, longest: int) -> Axial:
+    def grown(self, max_positions: int) -> Axial:
         """The same with as many more rows as it takes."""
-        return replace(self, shape=(-(-longest // self.shape[1]), self.shape[1]))
+        return replace(self, shape=(-(-max_positions // self.shape[1]), self.shape[1]))
 
     def cut(self, width: int) -> tuple[int, int]:
         """How much of the width is the row's, and how much the column's."""

@@ -99,5 +99,5 @@ class Record:
     def matrix(self, name: str) -> Tensor:
         """All rows of a layer as one BHTS tensor; keys that were not there yet weigh nothing."""
         parts = self.rows[name]
-        longest = max(part.shape[-1] for part in parts)
-        return torch.cat([nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts], dim=2)
+        max_positions = max(part.shape[-1] for part in parts)
+        return torch.cat([nn.functional.pad(part, (0, max_positions - part.shape[-1])) for part in parts], dim=2)

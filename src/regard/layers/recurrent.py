@@ -315,7 +315,7 @@ class Recurrent:
     dropout: float = 0.0  # between one cell and the next
     begin: Begin | None = None  # of a decoder; nothing when not said
     name: ClassVar[str] = "recurrent"
-    endless: ClassVar[bool] = True  # what it remembers does not grow with the text
+    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
     packs: ClassVar[bool] = False  # its state goes on from one packed document to the next
 
     def __post_init__(self) -> None:

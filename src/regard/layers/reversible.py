@@ -76,7 +76,7 @@ class InTurn(nn.Module):
         tape = Tape() if forgetful else None
         pair, kept = (x, x), []
         for number, layer in enumerate(self.layers):
-            if context.every is not None:
+            if context.all_layers is not None:
                 context.keep(self.answer(*pair))
             pair, now = layer(pair, context.under(str(number)), memory[number] if memory else None, tape)
             kept.append(now)

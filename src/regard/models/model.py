@@ -14,7 +14,7 @@ from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.attention_decoder import Attentional, Attentive
 from regard.layers.bidirectional import Apart
 from regard.layers.character_cnn import Spelled
-from regard.layers.contract import Change, Context, Memory, Past, Source, write
+from regard.layers.contract import Ablation, Context, Memory, Past, Source, write
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
@@ -58,7 +58,7 @@ class Stack:
     def steady(self) -> bool:
         """Whether what was read stays what it is as the text goes on, so that it need not be read again."""
         sees = (getattr(part, "see", None) for layer in self.layers for part in layer)
-        return all(getattr(see, "steady", True) for see in sees)
+        return all(getattr(pattern, "steady", True) for pattern in sees)
 
     def outgoing(self, width: int) -> int:
         """How wide its answer is."""
@@ -84,7 +84,7 @@ class StackLayers(nn.Module):
         attention = next((p for layer in description.layers for p in layer if isinstance(p, SelfAttention)), None)
         self.bias = None
         if description.bias is not None and attention is not None:
-            self.bias = description.bias.build(attention.heads, attention.see.causal)
+            self.bias = description.bias.build(attention.heads, attention.pattern.causal)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         """BTD -> BTD, and what the layers remember."""
@@ -134,7 +134,7 @@ class Model:
     decoder: Stack | None = None
     readout: Readout = field(default_factory=Vocabulary)
     shared: bool = True  # source and target use one table of vectors, when their vocabulary is one
-    aside: Label | Vector | None = None  # what is said of the text as a whole besides: BERT's next sentence
+    auxiliary: Label | Vector | None = None  # what is said of the text as a whole besides: BERT's next sentence
     mix: Mix | None = None  # what is read out: the last layer's states, or a learnt mixture of all (ELMo)
 
     @property
@@ -144,7 +144,7 @@ class Model:
         return stack.outgoing(self.width) if stack else self.width
 
     @property
-    def endless(self) -> bool:
+    def constant_memory(self) -> bool:
         """Whether it reads a text of any length piece by piece, and what it remembers does not grow with it."""
         bounded = hasattr(getattr(self.embed, "position", None), "longest")
         if self.encoder is not None or self.decoder is None or bounded:
@@ -181,12 +181,12 @@ class Network(nn.Module):
         width = stack.outgoing(width) if stack else width
         self.readout: Reading = description.readout.build(width, vocabulary, self.embed.table)
         self.mix = description.mix.build(len(stack.layers) + 1) if description.mix and stack else None
-        self.aside = description.aside.build(width, vocabulary, self.embed.table) if description.aside else None
+        self.auxiliary = description.auxiliary.build(width, vocabulary, self.embed.table) if description.auxiliary else None
 
     @property
-    def longest(self) -> int | None:
+    def max_positions(self) -> int | None:
         """How many tokens it can read at once; None when there is no bound."""
-        return self.embed.longest
+        return self.embed.max_positions
 
     def forward(
         self,
@@ -204,14 +204,14 @@ class Network(nn.Module):
         source_ids, source_padding, _ = realign(source_ids, source_padding)
         moved, padding, order = realign(ids, target_padding if padding is None else padding)
         assert moved is not None
-        states = self.states(
+        states = self.hidden_states(
             ids=moved, source_ids=source_ids, source_padding=source_padding, padding=padding,
             segments=ordered(segments, order), positions=ordered(positions, order), document=ordered(document, order),
         )  # fmt: skip
         logits: Tensor = self.readout(states, padding)
         return restored(logits, order) if self.description.readout.tokenwise else logits
 
-    def states(
+    def hidden_states(
         self,
         ids: Tensor,
         *,
@@ -222,55 +222,55 @@ class Network(nn.Module):
         positions: Tensor | None = None,
         document: Tensor | None = None,
         record: Record | None = None,
-        change: Change | None = None,
-        every: list[Tensor] | None = None,
-        recompute: bool = False,
+        ablation: Ablation | None = None,
+        all_layers: list[Tensor] | None = None,
+        gradient_checkpointing: bool = False,
         past: Past | None = None,
     ) -> Tensor:
         """BT -> BTD: the last layer's states, which the readout reads; padding on the right only.
 
-        `every` is filled with what goes into each layer of the stack that is read out, and what comes out of the last.
+        `all_layers` is filled with what goes into each layer of the stack that is read out, and what comes out of the last.
         With a `past` the text goes on where it ended, and it then ends where this piece does.
         """
         if self.mix is not None:
-            every = [] if every is None else every
-        both = Context(record=record, change=change, recompute=recompute)
+            all_layers = [] if all_layers is None else all_layers
+        both = Context(record=record, ablation=ablation, gradient_checkpointing=gradient_checkpointing)
         context = replace(
-            both, padding=padding, segments=segments, positions=positions, document=document, every=every
+            both, padding=padding, segments=segments, positions=positions, document=document, all_layers=all_layers
         )  # fmt: skip
         if source_ids is not None and (self.encoder is None or self.decoder is None):
             raise InputError("this model reads one text, not source_ids=... besides it")
         if past is not None and (self.encoder is not None or self.decoder is None):
             raise InputError("only a language model reads on from a past=... of the same text")
         if self.decoder is None:
-            return self.mixed(self.read(ids, context=replace(context, final=False)).states, every)
+            return self.mixed(self.encode_source(ids, context=replace(context, final=False)).states, all_layers)
         if self.encoder is not None:
             if source_ids is None:
                 raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
             outside = replace(both, padding=source_padding)
-            context = replace(context, source=self.read(source_ids, context=outside))
+            context = replace(context, source=self.encode_source(source_ids, context=outside))
         if past is None:
-            return self.mixed(self.decode(ids, context)[0], every)
+            return self.mixed(self.decode(ids, context)[0], all_layers)
         states, memory = self.decode(ids, replace(context, start=past.read, remember=True), past.memory)
         past.goes_on(memory, ids.shape[1])
-        return self.mixed(states, every)
+        return self.mixed(states, all_layers)
 
-    def mixed(self, states: Tensor, every: list[Tensor] | None) -> Tensor:
+    def mixed(self, states: Tensor, all_layers: list[Tensor] | None) -> Tensor:
         """What is read out: the last states, or what the mixture makes of all."""
         if self.mix is None:
             return states
-        mixture: Tensor = self.mix(every)
+        mixture: Tensor = self.mix(all_layers)
         return mixture
 
     def loss(
-        self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0, aside: Tensor | None = None
+        self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0, auxiliary: Tensor | None = None
     ) -> Tensor:  # fmt: skip
         """The summed loss of targets (-100: not asked) given the arguments of `states`, and of what is asked aside."""
-        states, padding = self.states(**inputs), inputs.get("padding")
+        states, padding = self.hidden_states(**inputs), inputs.get("padding")
         loss = self.readout.loss(states, targets, smoothing, padding)
-        if aside is None or self.aside is None or self.description.aside is None:
+        if auxiliary is None or self.auxiliary is None or self.description.auxiliary is None:
             return loss
-        return loss + self.description.aside.weight * self.aside.loss(states, aside, 0.0, padding)
+        return loss + self.description.auxiliary.weight * self.auxiliary.loss(states, auxiliary, 0.0, padding)
 
     def encode(
         self,
@@ -287,9 +287,9 @@ class Network(nn.Module):
         context = Context(
             padding=padding, segments=ordered(segments, order), positions=ordered(positions, order), final=False
         )  # fmt: skip
-        return restored(self.read(moved, context=context).states, order)
+        return restored(self.encode_source(moved, context=context).states, order)
 
-    def read(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
+    def encode_source(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
         """BS -> what the encoder says of the source; padding on the right only."""
         context = Context(padding=padding) if context is None else context
         assert self.encoder is not None

@@ -14,7 +14,7 @@ from regard.decode.classify import names_of
 from regard.decode.generate import Progress, speak, translation
 from regard.decode.options import Options
 from regard.errors import InputError
-from regard.layers.contract import Change, Context
+from regard.layers.contract import Ablation, Context
 from regard.models.model import Network
 from regard.show.generation import NOTHING, likeliest, words_asked
 
@@ -88,7 +88,7 @@ def without(
     text = None
     if "source_ids" in inputs:
         request = translation(network, tokenizers[1], tuple(inputs["source_ids"][0].tolist()), options)
-        text = speak(network, tokenizers[1], [request], options, change=_switched_off(heads))[0][0].text
+        text = speak(network, tokenizers[1], [request], options, ablation=_switched_off(heads))[0][0].text
     return {"loss": loss, "changed": changed, "said": text}
 
 
@@ -100,24 +100,24 @@ def require_heads(network: Network, heads: Iterable[Head]) -> None:
             raise InputError(f'this model has no head {head} in "{layer}". Name one that it has.')
 
 
-def _switched_off(heads: Iterable[Head]) -> Change:
+def _switched_off(heads: Iterable[Head]) -> Ablation:
     off: dict[str, tuple[int, ...]] = {}
     for layer, head in heads:
         off[layer] = (*off.get(layer, ()), head)
-    return Change(off)
+    return Ablation(off)
 
 
 def _reading(network: Network, inputs: Mapping[str, Any]) -> Callable[[Sequence[Head]], Tensor]:
     """How the states 1TD are read with some heads off; the source is read again only if one of them reads it."""
     source = None
     if inputs.keys() == {"ids", "source_ids"} and network.mix is None:
-        source = network.read(inputs["source_ids"])
+        source = network.encode_source(inputs["source_ids"])
 
     def states(heads: Sequence[Head]) -> Tensor:
-        change = _switched_off(heads)
+        ablation = _switched_off(heads)
         if source is None or any(layer.startswith("encoder.") for layer, _ in heads):
-            return network.states(**inputs, change=change)
-        return network.decode(inputs["ids"], Context(source=source, change=change))[0]
+            return network.hidden_states(**inputs, ablation=ablation)
+        return network.decode(inputs["ids"], Context(source=source, ablation=ablation))[0]
 
     return states
 

@@ -250,7 +250,7 @@ class Reading:
     @torch.no_grad()
     def read(self, record: Record) -> None:
         """Read the text once."""
-        self.network.states(**self.inputs, record=record)
+        self.network.hidden_states(**self.inputs, record=record)
 
     @torch.no_grad()
     def rows(self, name: str, head: int, first: int, last: int) -> Tensor:

@@ -38,7 +38,7 @@ def generation(
     asked = words_asked(network, inputs, said)
     if asked is None:
         return []
-    states = network.states(**inputs)[0]
+    states = network.hidden_states(**inputs)[0]
     rows = torch.arange(len(asked), device=states.device)
     if network.decoder is None:
         hidden = asked == _mask(tokenizer)

@@ -83,7 +83,7 @@ class Microscope:
 def hashing_layers(network: Network) -> list[LSHAttentionLayer]:
     """The layers that hash, first ones first."""
     found = [module for module in network.modules() if isinstance(module, LSHAttentionLayer)]
-    return [layer for layer in found if layer.see.counts(layer.description.buckets, 1)]
+    return [layer for layer in found if layer.pattern.counts(layer.description.buckets, 1)]
 
 
 def microscope(
@@ -125,7 +125,7 @@ def magnified(
     try:
         with torch.inference_mode():
             # A record keeps up the names of layers; it wants none of their weights.
-            network.states(**inputs, record=Record(wanted=lambda name: False))
+            network.hidden_states(**inputs, record=Record(wanted=lambda name: False))
     finally:
         for hook in hooks:
             hook.remove()
@@ -168,7 +168,7 @@ def met(layer: LSHAttentionLayer, q: Tensor, rounds: int, queries: Tensor) -> Te
     """1HTK, and Q slots -> HQT: which keys these see in any of so many rounds, themselves among them."""
     buckets = layer.hashed(q, rounds).transpose(2, 3)[0]
     heads, length = q.shape[1], q.shape[2]
-    bands = layer.see.bands(buckets, None, layer.description.causal)
+    bands = layer.pattern.bands(buckets, None, layer.description.causal)
     if bands is None:
         return torch.ones(heads, len(queries), length, dtype=torch.bool, device=q.device)
     seen = torch.zeros(heads, len(queries), length, dtype=torch.bool, device=q.device)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Span, Tokenizer, word_numbers
 
-Spans = Sequence[tuple[int, int]]
+SpanCorruption = Sequence[tuple[int, int]]
 """The tokens of each word, from the first to before the last, in order."""
 
 
-def by_words(weights: Tensor, rows: Spans, columns: Spans) -> Tensor:
+def by_words(weights: Tensor, rows: SpanCorruption, columns: SpanCorruption) -> Tensor:
     """...TS -> ... words of queries x words of keys: a word's keys add up, its queries are averaged."""
     together = torch.stack([weights[..., first:stop].sum(-1) for first, stop in columns], dim=-1)
     return torch.stack([together[..., first:stop, :].mean(-2) for first, stop in rows], dim=-2)
@@ -130,10 +130,10 @@ def side_of(tokenizer: Tokenizer, ids: Sequence[int], text: str | None = None) -
     tokens, around = tokenizer.token_texts(ids), (0, 0)
     if text is None:
         return Side.of(tokens, *tokenizer.decode_in_place(ids))
-    placed = tokenizer.encode_in_place(text)
-    count = len(placed.ids)
-    before = next((at for at in range(len(ids) - count + 1) if list(ids[at : at + count]) == placed.ids), None)
+    located = tokenizer.encode_in_place(text)
+    count = len(located.ids)
+    before = next((at for at in range(len(ids) - count + 1) if list(ids[at : at + count]) == located.ids), None)
     if before is None:
         return Side.of(tokens, *tokenizer.decode_in_place(ids))
     after = len(ids) - before - count
-    return Side.of(tokens, text, [around] * before + placed.spans + [around] * after)
+    return Side.of(tokens, text, [around] * before + located.spans + [around] * after)

@@ -24,7 +24,7 @@ from regard.layers.character_cnn import Spelled
 from regard.layers.join import Replace
 from regard.models.model import Model, Stack
 from regard.models.readouts import Mix, Vector
-from regard.schema import from_plain
+from regard.schema import from_dict
 from regard.store.files import json_bytes, read_json, require_file, write_file
 from regard.store.loading import Loaded, fill
 
@@ -347,7 +347,7 @@ def _found(folder: Path, name: str) -> Path:
 def _read_options(path: Path) -> Model:
     found = {name: value for name, value in read_json(path).items() if name not in _PAST}
     try:
-        options: Options = from_plain(Options, found, where=path.name)
+        options: Options = from_dict(Options, found, where=path.name)
         model = options.model()
         if options.lstm.dim < options.lstm.projection_dim or options.lstm.projection_dim < 1:
             raise InputError(f"lstm.dim {options.lstm.dim} is below projection_dim {options.lstm.projection_dim}")

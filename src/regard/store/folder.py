@@ -13,7 +13,7 @@ from regard import messages
 from regard.data.tokenize.tokenizer import Roles, Tokenizer
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
-from regard.schema import from_plain, to_plain
+from regard.schema import from_dict, to_dict
 from regard.store.download import located
 from regard.store.elmo import is_elmo, load_elmo
 from regard.store.files import (
@@ -59,10 +59,10 @@ def write_description(
         "vocabulary": network.vocabulary,
         "source_vocabulary": network.source_vocabulary,
         "regard_version": __version__,
-        "model": to_plain(network.description),
+        "model": to_dict(network.description),
     }
     if any(tokenizer is not None and tokenizer.roles is not None for tokenizer in tokenizers):
-        config["roles"] = [to_plain(tokenizer.roles) if tokenizer else None for tokenizer in tokenizers]
+        config["roles"] = [to_dict(tokenizer.roles) if tokenizer else None for tokenizer in tokenizers]
     write_file(folder / "config.json", json_bytes({**config, **(facts or {})}))
     write_generation(folder, generation)
     write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
@@ -111,11 +111,11 @@ def read_description(folder: Path) -> tuple[Model, tuple[int, int | None]]:
 def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, int | None]]:
     try:
         where = f"{folder}/config.json: model"
-        description: Model = from_plain(Model, config.get("model"), where=where)
-        vocabulary = from_plain(int, config.get("vocabulary"), where=f"{folder}/config.json: vocabulary")
-        other = from_plain(int | None, config.get("source_vocabulary"), where=f"{folder}/config.json")
+        description: Model = from_dict(Model, config.get("model"), where=where)
+        vocabulary = from_dict(int, config.get("vocabulary"), where=f"{folder}/config.json: vocabulary")
+        other = from_dict(int | None, config.get("source_vocabulary"), where=f"{folder}/config.json")
         for fact in (LONGEST_TEXT, LEARNT_LENGTH):
-            found = from_plain(int | None, config.get(fact), where=f"{folder}/config.json: {fact}")
+            found = from_dict(int | None, config.get(fact), where=f"{folder}/config.json: {fact}")
             if found is not None and found < 1:
                 raise ValueError(f"{fact} is {found}")
     except (InputError, TypeError, ValueError) as error:
@@ -151,7 +151,7 @@ def _generation(path: Path, network: Network) -> dict[str, Any]:
     kinds: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
     for name, kind in kinds.items():
         try:
-            found[name] = from_plain(kind, found[name], where=str(path)) if name in found else None
+            found[name] = from_dict(kind, found[name], where=str(path)) if name in found else None
         except InputError as error:
             raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
     require_tokens(found, network, path)
@@ -173,7 +173,7 @@ def _roles(folder: Path) -> tuple[Roles | None, Roles | None]:
     if said is None:
         return None, None
     try:
-        first, second = from_plain(tuple[Roles | None, Roles | None], said, where=f"{path}: roles")
+        first, second = from_dict(tuple[Roles | None, Roles | None], said, where=f"{path}: roles")
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be used: {error}") from error
     return first, second

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.errors import DamagedFile, InputError, Note
 from regard.models.model import Network
-from regard.schema import from_plain
+from regard.schema import from_dict
 from regard.store.files import read_json
 
 _KINDS: dict[str, Any] = {
@@ -38,7 +38,7 @@ def read_generation(folder: Path, older: Mapping[str, Any], network: Network) ->
     found = {name: value for name, value in said.items() if value is not None and name in _KINDS}
     for name, value in found.items():
         try:
-            found[name] = from_plain(_KINDS[name], value, where=str(path))
+            found[name] = from_dict(_KINDS[name], value, where=str(path))
         except InputError as error:
             raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
     if network.decoder is not None:

@@ -67,9 +67,9 @@ class Spread:
     def __init__(self, network: Network) -> None:
         self.network = network
 
-    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, aside: Tensor | None) -> Tensor:
+    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, auxiliary: Tensor | None) -> Tensor:
         """The network's loss; its gradients are averaged over all processes on the way back."""
-        return self.network.loss(inputs, targets, smoothing, aside)
+        return self.network.loss(inputs, targets, smoothing, auxiliary)
 
     def part(self, *, last: bool) -> AbstractContextManager[object]:
         """Around each part of a step: only the last one's way back averages gradients."""
@@ -103,8 +103,8 @@ class Replicated(Spread):
         """What averages gradients; made when it is known which weights learn."""
         return nn.parallel.DistributedDataParallel(Loss(self.network), gradient_as_bucket_view=True)
 
-    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, aside: Tensor | None) -> Tensor:
-        return cast(Tensor, self.module(inputs, targets, smoothing, aside))
+    def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, auxiliary: Tensor | None) -> Tensor:
+        return cast(Tensor, self.module(inputs, targets, smoothing, auxiliary))
 
     def part(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.module.no_sync()
@@ -123,8 +123,8 @@ class Loss(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, aside: Tensor | None) -> Tensor:
-        return self.network.loss(inputs, targets, smoothing, aside)
+    def forward(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, auxiliary: Tensor | None) -> Tensor:
+        return self.network.loss(inputs, targets, smoothing, auxiliary)
 
 
 class Sharded(Spread):
@@ -167,8 +167,8 @@ class Sharded(Spread):
             like = parameters[name.partition("/")[0]]
             found[name] = tensor
             if tensor.shape == like.shape:  # and not a count of steps
-                placed = tensor.to(like.device), like.device_mesh, like.placements
-                found[name] = distribute_tensor(*placed, src_data_rank=None)
+                located = tensor.to(like.device), like.device_mesh, like.placements
+                found[name] = distribute_tensor(*located, src_data_rank=None)
         return found
 
     def plain(self) -> Network:

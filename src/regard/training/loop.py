@@ -141,7 +141,7 @@ class Run:
         return {
             "loss": step.loss,
             "gradient_norm": step.norm,
-            "rate": step.rate,
+            "rate": step.learning_rate,
             "epoch": self.trainer.place.epoch,
             "tokens_per_second": round(pace.tokens_per_second),
             "seconds": round(self.seconds, 2),

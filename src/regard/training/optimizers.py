@@ -59,11 +59,11 @@ class Group:
     """Parameters whose names match a pattern: their factor of the rate (0 freezes them) and their decay."""
 
     match: str
-    rate: float = 1.0
+    learning_rate: float = 1.0
     decay: float | None = None  # in place of the optimizer's
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < math.inf or not 0 <= (self.decay or 0.0) < math.inf:
+        if not 0 <= self.learning_rate < math.inf or not 0 <= (self.decay or 0.0) < math.inf:
             raise InputError(f"rate and decay must be numbers at 0 or more, got {self}.")
 
 
@@ -83,13 +83,13 @@ def learnt(network: Network, groups: Sequence[Group] = (), layer_decay: float = 
     named = dict(network.named_parameters())
     chosen = {name: next((g for g in groups if fnmatchcase(name, g.match)), Group("*")) for name in named}
     _require_use(groups, chosen)
-    if not any(group.rate for group in chosen.values()):
+    if not any(group.learning_rate for group in chosen.values()):
         raise InputError("no parameter is left to learn (train.groups). Give a group a rate above 0.")
     for name, parameter in named.items():
-        parameter.requires_grad_(chosen[name].rate > 0)
+        parameter.requires_grad_(chosen[name].learning_rate > 0)
     hidden, above = hidden_matrices(network), layers_above(network)
     return [
-        Learnt(name, p, p in hidden, chosen[name].rate * layer_decay ** above.get(p, 0), chosen[name].decay)
+        Learnt(name, p, p in hidden, chosen[name].learning_rate * layer_decay ** above.get(p, 0), chosen[name].decay)
         for name, p in named.items()
         if p.requires_grad
     ]
@@ -150,11 +150,11 @@ class Optimizers:
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
 
-    def step(self, rate: float) -> None:
+    def step(self, learning_rate: float) -> None:
         """Move every weight; each group goes at its own factor of the rate."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate * group["factor"]
+                group["lr"] = learning_rate * group["factor"]
             optimizer.step()
 
     def tensors(self) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ def own_words(network: Network, inputs: dict[str, Any], share: float) -> dict[st
         return inputs
     network.eval()
     try:
-        context = Context(source=network.read(inputs["source_ids"], inputs.get("source_padding")), remember=True)
+        context = Context(source=network.encode_source(inputs["source_ids"], inputs.get("source_padding")), remember=True)
         memory: Memory = None
         for t in range(int(columns[-1])):
             states, memory = network.decode(said[:, t : t + 1], replace(context, start=t), memory)

@@ -23,7 +23,7 @@ class Training:
     steps: int = 10_000
     batch_tokens: int | Literal["fit"] = 4096  # "fit": as many as memory holds, found when the run begins
     accumulate: int = 1
-    rate: float = 1e-3
+    learning_rate: float = 1e-3
     optimizer: Optimizer = field(default_factory=AdamW)
     groups: tuple[Group, ...] = ()  # parameters with a rate or a decay of their own
     layer_decay: float = 1.0  # what the rate is multiplied by for each layer further down
@@ -43,7 +43,7 @@ class Training:
     valid_lines: int = 200  # of the validation text, translated and scored
     samples: int = 3  # of them, shown
     precision: Precision = "auto"
-    recompute: bool = False  # keep only what goes into a layer, and do the layer again on the way back
+    gradient_checkpointing: bool = False  # keep only what goes into a layer, and do the layer again on the way back
     parallel: Literal["replicate", "shard"] = "replicate"  # what several processes do with the weights
     timeout: int = 600  # seconds that a process waits for a word from another
     seed: int = 1
@@ -67,8 +67,8 @@ class Training:
             raise InputError('sampling needs whole weights (train.parallel). Use parallel = "replicate".')
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"ema must lie between 0 and 1, got {self.ema} (train.ema).")
-        if not 0 < self.rate < math.inf or self.clip <= 0:
-            raise InputError(f"rate and clip must be numbers above 0, got {self.rate} and {self.clip} (train).")
+        if not 0 < self.learning_rate < math.inf or self.clip <= 0:
+            raise InputError(f"rate and clip must be numbers above 0, got {self.learning_rate} and {self.clip} (train).")
 
     @property
     def budget(self) -> int:

@@ -37,7 +37,7 @@ class Step:
 
     loss: float  # mean over the step's targets, smoothing included
     norm: float  # of the gradient, before clipping
-    rate: float
+    learning_rate: float
     tokens: int  # of all sides, without padding
     targets: int
     signal: int = 0  # what any of the processes was told
@@ -76,7 +76,7 @@ class Trainer:
         if self.place == Place(self.place.epoch):  # every lane begins anew
             self.lanes.past = Past()
         indices, after = self.plan.take(self.place)
-        rate = self.settings.rate * self.settings.schedule.factor(self.step + 1, self.settings.steps)
+        learning_rate = self.settings.learning_rate * self.settings.schedule.factor(self.step + 1, self.settings.steps)
         before = self.accumulate
         while (found := self.tried(indices)) is None:
             self.cut(indices)
@@ -84,12 +84,12 @@ class Trainer:
         norm = float(self.spread.full(nn.utils.clip_grad_norm_(self.network.parameters(), self.settings.clip)))
         everyone = self.world.gather(float(loss), self.signals.received or 0)
         report = Step(
-            sum(loss for loss, _ in everyone) / self.world.size, norm, rate, int(self.plan.lengths[indices].sum()),
+            sum(loss for loss, _ in everyone) / self.world.size, norm, learning_rate, int(self.plan.lengths[indices].sum()),
             targets, int(max(signal for _, signal in everyone)), self.accumulate if self.accumulate > before else 0,
         )  # fmt: skip
         if not (math.isfinite(report.loss) and math.isfinite(norm)):
             self.refuse(report, indices.tolist())
-        self.optimizer.step(rate)
+        self.optimizer.step(learning_rate)
         self.follow()
         self.lanes.past = self.lanes.gathered(pasts) if after.epoch == self.place.epoch else Past()
         self.step, self.place = self.step + 1, after
@@ -141,20 +141,20 @@ class Trainer:
         """Add a part's share of the step's gradient; -> its share of the loss."""
         torch.manual_seed(mixed_seed(self.settings.seed, self.step, number))
         batch = batch.to(self.device)
-        inputs = {**batch.inputs, "recompute": self.settings.recompute, "past": past}
+        inputs = {**batch.inputs, "recompute": self.settings.gradient_checkpointing, "past": past}
         if self.settings.sampling is not None:
             with mixed(self.settings.precision, self.device):
                 inputs = own_words(self.network, inputs, self.settings.sampling.share(self.step))
         with mixed(self.settings.precision, self.device):
-            loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing, batch.aside) / targets
+            loss = self.spread.loss(inputs, batch.targets, self.settings.smoothing, batch.auxiliary) / targets
         loss.backward()
         return loss.detach()
 
     def refuse(self, report: Step, indices: list[int]) -> None:
         """Stop before the weights are spoilt, and say where it happened."""
         raise messages.NOT_FINITE(
-            loss=report.loss, step=self.step + 1, rate=report.rate, norm=report.norm,
-            where=self.samples.where(indices), lower=self.settings.rate / 3,
+            loss=report.loss, step=self.step + 1, learning_rate=report.learning_rate, norm=report.norm,
+            where=self.samples.where(indices), lower=self.settings.learning_rate / 3,
         )  # fmt: skip
 
     @torch.no_grad()

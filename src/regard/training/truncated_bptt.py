@@ -16,15 +16,15 @@ class Lanes:
     """The lanes that one process reads; none where samples come in any order."""
 
     def __init__(self, count: int, processes: int, model: Model) -> None:
-        if count and not model.endless:
+        if count and not model.constant_memory:
             raise InputError(
-                "what this model remembers grows with the text, so it cannot be carried on (text.problem). "
-                'Use problem = "next_token", or another model, as sha_rnn.'
+                "what this model remembers grows with the text, so it cannot be carried on (text.task). "
+                'Use task = "language_model", or another model, as sha_rnn.'
             )
         if count % processes:
             raise InputError(
                 f"the {count:,} lanes that the text fills cannot be dealt evenly to {processes:,} processes "
-                f"(text.problem.rows). Use a multiple of {processes:,}, and no more lanes than there are windows."
+                f"(text.task.rows). Use a multiple of {processes:,}, and no more lanes than there are windows."
             )
         self.count = count // processes
         self.past = Past()

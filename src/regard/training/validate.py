@@ -73,7 +73,7 @@ def read_through(network: Network, samples: Samples, batch_tokens: int, *, answe
         for indices in Plan(samples.lengths, batch_tokens, seed=0, lanes=samples.lanes).in_order():
             batch = samples.batch(indices).to(device)
             inputs: dict[str, Any] = {**batch.inputs, "past": past}
-            states, padding = network.states(**inputs), inputs.get("padding")
+            states, padding = network.hidden_states(**inputs), inputs.get("padding")
             found.loss += float(network.readout.loss(states, batch.targets, 0.0, padding))
             found.targets += batch.tokens
             if not answers:
@@ -81,9 +81,9 @@ def read_through(network: Network, samples: Samples, batch_tokens: int, *, answe
             said, right = asked(network, states, batch.targets, padding)
             found.said.append(said)
             found.right.append(right)
-            if batch.aside is not None and network.aside is not None:
-                found.aside_said.append(network.aside(states, padding).argmax(-1))
-                found.aside_right.append(batch.aside)
+            if batch.auxiliary is not None and network.auxiliary is not None:
+                found.aside_said.append(network.auxiliary(states, padding).argmax(-1))
+                found.aside_right.append(batch.auxiliary)
     return found
 
 

@@ -23,7 +23,7 @@ from regard.errors import InputError
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
 
 
-class Objective:
+class TaskBase:
     """A problem, as far as all are alike."""
 
     stacks: ClassVar[tuple[bool, bool] | None] = None  # whether an encoder and a decoder are needed; None: either
@@ -64,13 +64,13 @@ def bad(corpus: Corpus, first: int, stop: int) -> NDArray[np.bool_]:
 def require_room(name: str, value: int, least: int = 1) -> None:
     """Refuse a length in which nothing fits."""
     if value < least:
-        raise InputError(f"{name} = {value} leaves no room for a token (text.problem.{name}). Use {least} or more.")
+        raise InputError(f"{name} = {value} leaves no room for a token (text.task.{name}). Use {least} or more.")
 
 
 def require_share(name: str, value: float) -> None:
     """Refuse a share of nothing, or of all."""
     if not 0 < value < 1:
-        raise InputError(f"{name} must lie between 0 and 1, got {value} (text.problem.{name}).")
+        raise InputError(f"{name} must lie between 0 and 1, got {value} (text.task.{name}).")
 
 
 def require_plain(corpus: Corpus, dropout: float) -> None:
@@ -169,14 +169,14 @@ class FramedSamples(AnsweredSamples):
 class Limit:
     """How long texts may be: all that stand in a frame together, or, without one, each alone."""
 
-    longest: int
+    max_length: int
     frame: Frame | None = None
 
     def exceeded(self, lengths: NDArray[Any]) -> NDArray[np.bool_]:
         """Which rows are too long, given the tokens of each text, begin and end included."""
         if self.frame is None:
-            return np.asarray(lengths.max(1) > self.longest)
-        return np.asarray((lengths - 2).sum(1) + self.frame.around(lengths.shape[1]) > self.longest)
+            return np.asarray(lengths.max(1) > self.max_length)
+        return np.asarray((lengths - 2).sum(1) + self.frame.around(lengths.shape[1]) > self.max_length)
 
 
 def answers_of(corpus: Corpus) -> Sequence[str]:
@@ -209,21 +209,21 @@ def find_usable(
 
     answers_of(corpus)
     key = (
-        [corpus.digest, corpus.joined, tokenizer.digest, limit.longest, limit.frame is None, said]
+        [corpus.digest, corpus.joined, tokenizer.digest, limit.max_length, limit.frame is None, said]
         if cache.root
         else None
     )
     table = cache.table("answers", key, make)
     left_out = LeftOut(table.columns["left"], table.columns["reason"], tuple(table.facts["reasons"]))
     kept = table.columns["kept"]
-    require_some(len(kept), corpus, "lines", left_out, "Raise text.problem.longest or split the text.")
+    require_some(len(kept), corpus, "lines", left_out, "Raise text.task.max_length or split the text.")
     return Usable(corpus, kept, left_out, table.facts["bytes"], table.columns)
 
 
 def _sort_out(
     corpus: Corpus, texts: Sequence[tuple[Sequence[str], Rows]], tokenizer: Tokenizer, limit: Limit
 ) -> tuple[LeftOut, Indices]:
-    reasons = ("not UTF-8", "empty", f"longer than {limit.longest:,} tokens")
+    reasons = ("not UTF-8", "empty", f"longer than {limit.max_length:,} tokens")
     held = np.full(len(corpus), len(reasons), dtype=np.uint8)
     for first in range(0, len(corpus), _BLOCK):
         stop = min(len(corpus), first + _BLOCK)

@@ -14,12 +14,12 @@ from regard.data.batching import IGNORE, Batch
 from regard.data.draws import Indices
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.base import Objective, PieceSamples, Tokenizers, cut, require_plain, require_room
+from regard.data.tasks.base import TaskBase, PieceSamples, Tokenizers, cut, require_plain, require_room
 from regard.data.tokenize.encode import Frame, padding_of
 
 
 @dataclass(frozen=True)
-class BothWays(Objective):
+class BidirectionalLM(TaskBase):
     """Say the token that follows and the one before, in pieces of at most `length` tokens."""
 
     length: int = 128

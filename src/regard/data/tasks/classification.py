@@ -20,7 +20,7 @@ from regard.data.read.texts import halves
 from regard.data.tasks.base import (
     FramedSamples,
     Limit,
-    Objective,
+    TaskBase,
     Tokenizers,
     answers_of,
     find_usable,
@@ -38,16 +38,16 @@ Answer = Callable[[int, str], int | float]
 
 
 @dataclass(frozen=True)
-class Labels(Objective):
-    """Say which of several names a text has; a text of more than `longest` tokens is dropped."""
+class Classification(TaskBase):
+    """Say which of several names a text has; a text of more than `max_length` tokens is dropped."""
 
-    longest: int = 256
+    max_length: int = 256
     names: tuple[str, ...] = ()  # none: as the training text has them
 
     def __post_init__(self) -> None:
-        require_room("longest", self.longest, 3)
+        require_room("max_length", self.max_length, 3)
 
-    def named(self, corpus: Corpus) -> Labels:
+    def named(self, corpus: Corpus) -> Classification:
         """The problem with the names that occur in a corpus."""
         return self if self.names else replace(self, names=find_names(corpus, lambda label: [label.strip()]))
 
@@ -63,18 +63,18 @@ class Labels(Objective):
         number = numbering(corpus, names)
         require_no_dropout(dropout, "labelled text")
         return _samples(
-            corpus, tokenizers, cache, self.longest, ["labels", list(names)], lambda i, text: number(i, text.strip())
+            corpus, tokenizers, cache, self.max_length, ["labels", list(names)], lambda i, text: number(i, text.strip())
         )
 
 
 @dataclass(frozen=True)
-class Scores(Objective):
-    """Say which number a text has; a text of more than `longest` tokens is dropped."""
+class Regression(TaskBase):
+    """Say which number a text has; a text of more than `max_length` tokens is dropped."""
 
-    longest: int = 256
+    max_length: int = 256
 
     def __post_init__(self) -> None:
-        require_room("longest", self.longest, 3)
+        require_room("max_length", self.max_length, 3)
 
     def wording(self, corpus: Corpus) -> Corpus:
         """The texts without their numbers."""
@@ -85,7 +85,7 @@ class Scores(Objective):
     ) -> TextSamples:  # fmt: skip
         """The texts of a corpus with their numbers."""
         require_no_dropout(dropout, "text with numbers")
-        return _samples(corpus, tokenizers, cache, self.longest, ["scores"], partial(_number, corpus))
+        return _samples(corpus, tokenizers, cache, self.max_length, ["scores"], partial(_number, corpus))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -110,7 +110,7 @@ class TextSamples(FramedSamples):
 
 
 def _samples(
-    corpus: Corpus, tokenizers: Tokenizers, cache: Cache, longest: int, said: list[Any], answer: Answer
+    corpus: Corpus, tokenizers: Tokenizers, cache: Cache, max_length: int, said: list[Any], answer: Answer
 ) -> TextSamples:
     """The texts of a corpus with their answers."""
     tokenizer = tokenizers[0]
@@ -123,7 +123,7 @@ def _samples(
         columns.append("lengths", (bare + frame.around(len(sides))).astype(np.int32))
         columns.append("answers", _answers(corpus, kept, answer))
 
-    usable = find_usable(corpus, list(zip(texts, sides)), tokenizer, Limit(longest, frame), cache, said, more)
+    usable = find_usable(corpus, list(zip(texts, sides)), tokenizer, Limit(max_length, frame), cache, said, more)
     return TextSamples(usable=usable, sides=sides, frame=frame)
 
 

@@ -15,7 +15,7 @@ from regard.data.read.corpus import Corpus
 from regard.data.tasks.base import (
     FramedSamples,
     Limit,
-    Objective,
+    TaskBase,
     Tokenizers,
     answers_of,
     find_usable,
@@ -27,13 +27,13 @@ from regard.errors import InputError
 
 
 @dataclass(frozen=True)
-class Contrast(Objective):
-    """Say which text belongs to which; a pair with a side of more than `longest` tokens is dropped."""
+class Contrastive(TaskBase):
+    """Say which text belongs to which; a pair with a side of more than `max_length` tokens is dropped."""
 
-    longest: int = 128
+    max_length: int = 128
 
     def __post_init__(self) -> None:
-        require_room("longest", self.longest, 3)
+        require_room("max_length", self.max_length, 3)
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
@@ -49,11 +49,11 @@ class Contrast(Objective):
         first, second = (encode_texts(tokenizer, side, cache) for side in texts)
 
         def more(kept: Indices, columns: Columns) -> None:
-            # Both stand in one batch, padded to the longest of either.
+            # Both stand in one batch, padded to the max_length of either.
             longer = np.maximum(first.lengths[kept], second.lengths[kept]).astype(np.int32)
             columns.append("lengths", np.stack([longer, longer], axis=1))
 
-        limit = Limit(self.longest)
+        limit = Limit(self.max_length)
         usable = find_usable(
             corpus, list(zip(texts, (first, second))), tokenizer, limit, cache, ["contrast"], more
         )  # fmt: skip

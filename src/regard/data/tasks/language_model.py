@@ -14,14 +14,14 @@ from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import sizes_of
 from regard.data.samples import LeftOut, PackedSamples
-from regard.data.tasks.base import Objective, Tokenizers, require_plain, require_room, require_some
+from regard.data.tasks.base import TaskBase, Tokenizers, require_plain, require_room, require_some
 from regard.data.tokenize.encode import Rows, encode_texts
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
 
 
 @dataclass(frozen=True)
-class NextToken(Objective):
+class LanguageModel(TaskBase):
     """Say what comes next; documents are packed one after the other into rows of `length` tokens.
 
     `shift`: while learning, the positions of a row begin anywhere, so that it ends within so many: then all positions
@@ -37,7 +37,7 @@ class NextToken(Objective):
         require_room("length", self.length)
         if self.shift and self.shift < self.length:
             raise InputError(
-                f"shift = {self.shift:,} leaves no room for rows of {self.length:,} tokens (text.problem.shift). "
+                f"shift = {self.shift:,} leaves no room for rows of {self.length:,} tokens (text.task.shift). "
                 f"Use {self.length:,} or more, or leave it out."
             )
 
@@ -64,7 +64,7 @@ class NextToken(Objective):
 
 
 @dataclass(frozen=True)
-class Stream(Objective):
+class TruncatedBPTT(TaskBase):
     """Say what comes next, in `rows` lanes of the text, `length` tokens of each a step; what is remembered goes on.
 
     An epoch reads every lane from its begin to its end; then all that is remembered is forgotten. A step has
@@ -79,7 +79,7 @@ class Stream(Objective):
     def __post_init__(self) -> None:
         require_room("length", self.length)
         if self.rows < 1:
-            raise InputError(f"rows must be 1 or more, got {self.rows} (text.problem.rows).")
+            raise InputError(f"rows must be 1 or more, got {self.rows} (text.task.rows).")
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008

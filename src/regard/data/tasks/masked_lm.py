@@ -17,7 +17,7 @@ from regard.data.batching import IGNORE, Batch
 from regard.data.draws import Drawn, Draws, Indices
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.base import Objective, PieceSamples, Tokenizers, cut, require_plain, require_room, require_share
+from regard.data.tasks.base import TaskBase, PieceSamples, Tokenizers, cut, require_plain, require_room, require_share
 from regard.data.tokenize.encode import Frame, Framed, Rows, padding_of
 from regard.data.tokenize.tokenizer import Tokenizer, cut_words
 from regard.errors import InputError
@@ -32,7 +32,7 @@ _TRIES = 8
 
 
 @dataclass(frozen=True)
-class Masked(Objective):
+class MaskedLM(TaskBase):
     """Say the tokens that are hidden: a share of each piece of `length` tokens; of these, 10 % stay, 10 % are others.
 
     With `next_sentence` a piece is two texts, of which the second is, half of the time, from another document.
@@ -59,7 +59,7 @@ class Masked(Objective):
         pieces = cut(corpus, tokenizer, cache, room=self.length - framing, least=least)
         if self.next_sentence and len(pieces) < 2:
             raise InputError(
-                f"{corpus.names[0]} is one piece of text, which none can follow (text.problem.next_sentence). "
+                f"{corpus.names[0]} is one piece of text, which none can follow (text.task.next_sentence). "
                 "Use more text, or next_sentence = false."
             )
         return MaskedSamples(
@@ -106,17 +106,17 @@ class MaskedSamples(PieceSamples):
         """Some of the pieces, with what the draw hides; targets are what was hidden."""
         places = np.asarray(indices, dtype=np.int64)
         draws = Draws(draw, places)
-        texts, aside = self._two(places, draws) if self.next_sentence else ([self.pieces.rows(places)], None)
+        texts, auxiliary = self._two(places, draws) if self.next_sentence else ([self.pieces.rows(places)], None)
         framed = self.frame.put(texts)
         chosen = self._chosen(framed, texts, draws)
         inputs = {"ids": torch.from_numpy(self._hidden(framed.ids, chosen, draws))}
-        if aside is not None:
+        if auxiliary is not None:
             inputs["segments"] = torch.from_numpy(framed.segments)
         return Batch(
             {**inputs, **padding_of("padding", framed.lengths)},
             torch.from_numpy(np.where(chosen, framed.ids, IGNORE)),
             tuple(self.pieces.owners[places].tolist()),
-            None if aside is None else torch.from_numpy(aside),
+            None if auxiliary is None else torch.from_numpy(auxiliary),
         )
 
     def _chosen(self, framed: Framed, texts: list[Rows], draws: Draws) -> NDArray[np.bool_]:

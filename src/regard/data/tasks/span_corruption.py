@@ -14,7 +14,7 @@ from regard.data.batching import IGNORE, Batch
 from regard.data.draws import Drawn, Draws, Indices
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.base import Objective, PieceSamples, Tokenizers, cut, require_plain, require_room, require_share
+from regard.data.tasks.base import TaskBase, PieceSamples, Tokenizers, cut, require_plain, require_room, require_share
 from regard.data.tokenize.encode import Frame, padding_of, spread
 from regard.errors import InputError
 
@@ -22,7 +22,7 @@ _KEPT, _TAKEN = 1, 2  # what is drawn: where runs of kept and of taken tokens be
 
 
 @dataclass(frozen=True)
-class Spans(Objective):
+class SpanCorruption(TaskBase):
     """Say the spans that were taken out of a piece of at most `length` tokens: a share of it, `mean` tokens each."""
 
     length: int = 256
@@ -35,7 +35,7 @@ class Spans(Objective):
         require_room("length", self.length, 4)
         require_share("share", self.share)
         if not self.mean >= 1:
-            raise InputError(f"mean must be 1 or more, got {self.mean} (text.problem.mean).")
+            raise InputError(f"mean must be 1 or more, got {self.mean} (text.task.mean).")
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
@@ -49,13 +49,13 @@ class Spans(Objective):
         if most > len(sentinels):
             raise InputError(
                 f"{most} spans are taken out of a piece, and the tokenizer has {len(sentinels)} sentinels for them "
-                f"(text.tokenizer). Use sentinels = {max(100, most)}, or a shorter text.problem.length."
+                f"(text.tokenizer). Use sentinels = {max(100, most)}, or a shorter text.task.length."
             )
         lengths = np.stack([pieces.counts - taken + spans + 1, taken + spans + 1], axis=1).astype(np.int32)
         return SpanSamples(
             pieces=pieces,
             frame=Frame.of(tokenizer),
-            problem=self,
+            task=self,
             lengths=lengths,
             sentinels=np.array(sentinels, dtype=np.int64),
         )
@@ -71,7 +71,7 @@ class Spans(Objective):
 class SpanSamples(PieceSamples):
     """Pieces of documents, each with a sentinel in place of every span that was taken out."""
 
-    problem: Spans
+    task: SpanCorruption
     lengths: NDArray[Any]  # pieces by sides: what is left and its end, what was taken and its end
     sentinels: Indices
 
@@ -79,7 +79,7 @@ class SpanSamples(PieceSamples):
         """Some of the pieces: the source is what is left, the target the spans, each behind its sentinel."""
         places = np.asarray(indices, dtype=np.int64)
         rows, draws = self.pieces.rows(places), Draws(draw, places)
-        taken, spans = self.problem.counts(rows.lengths)
+        taken, spans = self.task.counts(rows.lengths)
         kept_runs = _runs(draws, _KEPT, rows.lengths - taken, spans)
         taken_runs = _runs(draws, _TAKEN, taken, spans)
         owners, numbers = spread(spans)

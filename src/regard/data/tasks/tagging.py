@@ -16,7 +16,7 @@ from regard.data.read.corpus import Corpus
 from regard.data.tasks.base import (
     AnsweredSamples,
     Limit,
-    Objective,
+    TaskBase,
     Tokenizers,
     answers_of,
     find_usable,
@@ -30,14 +30,14 @@ from regard.errors import InputError
 
 
 @dataclass(frozen=True)
-class Tagging(Objective):
-    """Say the tag of each word, at its first token; a text of more than `longest` tokens is dropped."""
+class Tagging(TaskBase):
+    """Say the tag of each word, at its first token; a text of more than `max_length` tokens is dropped."""
 
-    longest: int = 256
+    max_length: int = 256
     names: tuple[str, ...] = ()  # none: as the training text has them
 
     def __post_init__(self) -> None:
-        require_room("longest", self.longest, 3)
+        require_room("max_length", self.max_length, 3)
 
     def named(self, corpus: Corpus) -> Tagging:
         """The problem with the tags that occur in a corpus."""
@@ -64,7 +64,7 @@ class Tagging(Objective):
                 columns.append("tags", _tags(corpus, place, tokenizer, number, int(rows.lengths[place])))
 
         said = ["tags", list(names)]
-        limit = Limit(self.longest)
+        limit = Limit(self.max_length)
         usable = find_usable(corpus, [(corpus.sources, rows)], tokenizer, limit, cache, said, more)
         counts = rows.lengths[usable.kept].astype(np.int64)
         tags = Rows(usable.columns["tags"], np.cumsum(counts) - counts, counts)

@@ -12,7 +12,7 @@ from regard.data.read.cache import Cache, Columns, forget
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import prefixed, sizes_of
 from regard.data.samples import LeftOut, PairSamples
-from regard.data.tasks.base import Objective, Tokenizers, bad, blank, require_room, require_some
+from regard.data.tasks.base import TaskBase, Tokenizers, bad, blank, require_room, require_some
 from regard.data.tokenize.encode import Dropout, Rows, encode_texts
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
@@ -21,17 +21,17 @@ _BLOCK = 100_000
 
 
 @dataclass(frozen=True)
-class Translation(Objective):
-    """Say the source in the target's language; a pair with a side of more than `longest` tokens is dropped."""
+class Translation(TaskBase):
+    """Say the source in the target's language; a pair with a side of more than `max_length` tokens is dropped."""
 
-    longest: int = 256
+    max_length: int = 256
     prefix: str = ""  # before every source: what is to be done with it
     aligned: ClassVar[bool] = True
     stacks: ClassVar[tuple[bool, bool] | None] = (True, True)
     like: ClassVar[str] = "transformer"
 
     def __post_init__(self) -> None:
-        require_room("longest", self.longest)
+        require_room("max_length", self.max_length)
 
     def wording(self, corpus: Corpus) -> Corpus:
         """The pairs with the prefix before each source."""
@@ -47,11 +47,11 @@ class Translation(Objective):
         assert corpus.targets is not None
         both = tokenizers[0], tokenizers[1] or tokenizers[0]
         sides = encode_texts(both[0], corpus.sources, cache), encode_texts(both[1], corpus.targets, cache)
-        key = [corpus.digest, [one.digest for one in both], self.longest] if cache.root else None
+        key = [corpus.digest, [one.digest for one in both], self.max_length] if cache.root else None
         table = cache.table("pairs", key, lambda columns: self._sort_out(corpus, sides, both, columns))
         left_out = LeftOut(table.columns["left"], table.columns["reason"], tuple(table.facts["reasons"]))
         kept = table.columns["kept"]
-        require_some(len(kept), corpus, "lines", left_out, "Raise text.problem.longest or split the text.")
+        require_some(len(kept), corpus, "lines", left_out, "Raise text.task.max_length or split the text.")
         return PairSamples(
             corpus=corpus,
             sides=sides,
@@ -62,14 +62,14 @@ class Translation(Objective):
             left_out=left_out,
             bytes=table.facts["bytes"],
             dropout=tuple(Dropout(one, dropout) for one in both) if dropout else (),
-            longest=self.longest,
+            max_length=self.max_length,
         )
 
     def _sort_out(
         self, corpus: Corpus, sides: tuple[Rows, Rows], tokenizers: tuple[Tokenizer, Tokenizer], columns: Columns
     ) -> Mapping[str, Any]:
         """Which pairs are learnt from, block by block."""
-        reasons = ("not UTF-8", "empty", f"longer than {self.longest:,} tokens")
+        reasons = ("not UTF-8", "empty", f"longer than {self.max_length:,} tokens")
         assert corpus.targets is not None
         size = 0
         for first in range(0, len(corpus), _BLOCK):
@@ -79,7 +79,7 @@ class Translation(Objective):
             tests = [
                 bad(corpus, first, stop),
                 (lengths <= 1).any(axis=1) | np.any(blanks, axis=0),
-                (lengths > self.longest).any(axis=1),
+                (lengths > self.max_length).any(axis=1),
             ]
             held = np.stack([*tests, np.ones(stop - first, dtype=bool)], axis=1).argmax(axis=1)
             left, kept = np.flatnonzero(held < len(reasons)), np.flatnonzero(held == len(reasons))

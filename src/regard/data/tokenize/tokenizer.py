@@ -176,10 +176,10 @@ class Tokenizer:
     def encode_in_place(self, text: str) -> Encoded:
         """Text to tokens as `encode` has them, with their places in it."""
         parts = [text]
-        encodings = self._encodings(parts, placed=True)
+        encodings = self._encodings(parts, located=True)
         if not self._forbidden.isdisjoint(encodings[0].ids):
             parts = self._parts(text)
-            encodings = self._encodings(parts, placed=True)
+            encodings = self._encodings(parts, located=True)
         ids, spans, units = [], [], []
         starts, single = accumulate(map(len, parts), initial=0), count()
         for start, encoding in zip(starts, encodings):
@@ -283,8 +283,8 @@ class Tokenizer:
                 return self._specials[spelling]
         raise InputError(f"the tokenizer has no {spellings[0]} token (text.tokenizer). Add it as a special token.")
 
-    def _encodings(self, texts: Sequence[str], *, placed: bool = False) -> list[tokenizers.Encoding]:
-        slow = placed or not self._knows_all  # the fast way does not say what was unknown
+    def _encodings(self, texts: Sequence[str], *, located: bool = False) -> list[tokenizers.Encoding]:
+        slow = located or not self._knows_all  # the fast way does not say what was unknown
         encode = self._tokenizer.encode_batch if slow else self._tokenizer.encode_batch_fast
         try:
             return list(encode(list(texts), add_special_tokens=False))

@@ -16,7 +16,7 @@ from regard.data.read.files import read_text
 from regard.data.read.texts import Chained, pieces, side_digest
 from regard.data.tokenize.tokenizer import BYTES, SPECIALS, UNKNOWN, Tokenizer
 from regard.errors import InputError
-from regard.schema import to_plain
+from regard.schema import to_dict
 
 # Runs of letters, of digits or of signs, with the space before them; a run is cut at 64 characters because training
 # takes quadratic time in the longest one. No run can spell a special token, whose last sign stands behind letters.
@@ -188,7 +188,7 @@ def _known(kind: TokenizerKind, texts: Sequence[str], cache: Cache) -> Tokenizer
     """The tokenizer of these texts, trained once."""
     if cache.root is None or isinstance(kind, Saved):
         return kind.train(texts)
-    key = [to_plain(kind), side_digest(texts), tokenizers.__version__]
+    key = [to_dict(kind), side_digest(texts), tokenizers.__version__]
     table = cache.table("tokenizer", key, lambda columns: {"json": kind.train(texts).to_json()})
     return Tokenizer.from_json(table.facts["json"])
 

@@ -44,7 +44,7 @@ class LSHAttention:
     """
 
     heads: int
-    see: See = field(default_factory=Ranks)
+    pattern: See = field(default_factory=Ranks)
     buckets: int | tuple[int, ...] | None = 64
     rounds: int = 2
     seed: int = 0
@@ -53,7 +53,7 @@ class LSHAttention:
     name: ClassVar[str] = "self"
 
     def __post_init__(self) -> None:
-        counts = self.see.counts(self.buckets, 1)
+        counts = self.pattern.counts(self.buckets, 1)
         if self.buckets == () or any(count < 2 or count % 2 for count in counts) or math.prod(counts) > _MOST_BUCKETS:
             raise InputError(
                 f"buckets must be even numbers of 2 or more, all in all {_MOST_BUCKETS:,} at most, got {self.buckets} "
@@ -70,7 +70,7 @@ class LSHAttention:
 class LSHAttentionLayer(Sublayer):
     def __init__(self, description: LSHAttention, width: int) -> None:
         super().__init__()
-        self.description, self.heads, self.see = description, description.heads, description.see
+        self.description, self.heads, self.pattern = description, description.heads, description.pattern
         inner = self.heads * (description.key_width or divided(width, description.heads))
         self.query_key = linear(width, inner, biased=False)
         self.value = linear(width, inner, biased=False)
@@ -82,7 +82,7 @@ class LSHAttentionLayer(Sublayer):
         buckets = context.choose(lambda: self.hashed(q))
         if memory is None:
             memory = (unit(q), v, buckets) if context.remember else None
-            y, attended = self.read(q, v, buckets, context.realm())
+            y, attended = self.read(q, v, buckets, context.document_ids())
         else:
             memory = tuple(write(old, new, context, dim=2) for old, new in zip(memory, (unit(q), v, buckets)))
             reach = tuple(part[:, :, : context.extent(x.shape[1])] for part in memory)
@@ -97,10 +97,10 @@ class LSHAttentionLayer(Sublayer):
     def hashed(self, q: Tensor, rounds: int | None = None) -> Tensor:
         """BHTK -> BHTR: in each round, the bucket of the nearest of some random directions and their opposites."""
         rows, heads, length, width = q.shape
-        counts = self.see.counts(self.description.buckets, length)
+        counts = self.pattern.counts(self.description.buckets, length)
         rounds = rounds or self.description.rounds
         shape = heads, width, rounds, sum(counts) // 2
-        drawn = torch.randn(shape) if self.training else self.see.rotations(self.description.seed, shape)
+        drawn = torch.randn(shape) if self.training else self.pattern.rotations(self.description.seed, shape)
         turn = drawn.to(q).permute(0, 2, 1, 3)
         buckets = torch.zeros(rows, heads, rounds, length, dtype=torch.int32, device=q.device)
         step = max(1, _TURNED // max(1, rows * heads * rounds * shape[-1]))
@@ -115,10 +115,10 @@ class LSHAttentionLayer(Sublayer):
                 whole *= count
         return buckets.transpose(2, 3)
 
-    def read(self, q: Tensor, v: Tensor, buckets: Tensor, realm: Tensor | None) -> tuple[Tensor, Attended]:
+    def read(self, q: Tensor, v: Tensor, buckets: Tensor, document_ids: Tensor | None) -> tuple[Tensor, Attended]:
         """BHTK, BHTV, BHTR -> BHTV, and what it attends to: the whole text at once."""
-        everyone = None if realm is None else realm.repeat_interleave(self.heads, 0)
-        bands = self.see.bands(buckets.transpose(2, 3).flatten(0, 1), everyone, self.description.causal)
+        everyone = None if document_ids is None else document_ids.repeat_interleave(self.heads, 0)
+        bands = self.pattern.bands(buckets.transpose(2, 3).flatten(0, 1), everyone, self.description.causal)
         if bands is not None:
             return banded(q, None, v, bands), InBands(v, self.out.weight, q, None, bands)
         along = torch.arange(q.shape[2], device=q.device)
@@ -126,7 +126,7 @@ class LSHAttentionLayer(Sublayer):
         def seen(queries: slice) -> Tensor:
             mine = along[queries, None]
             past = along <= mine if self.description.causal else torch.ones_like(along == mine)
-            return past if realm is None else (past & (realm[:, None, :] == realm[:, queries, None]))[:, None]
+            return past if document_ids is None else (past & (document_ids[:, None, :] == document_ids[:, queries, None]))[:, None]
 
         attended = Alike(v, self.out.weight, q, unit(q), along, seen)
         return attended.answers(), attended
@@ -135,9 +135,9 @@ class LSHAttentionLayer(Sublayer):
         self, q: Tensor, asking: Tensor, memory: tuple[Tensor, ...], context: Context
     ) -> tuple[Tensor, Attended]:  # fmt: skip
         """Queries BHTK in buckets BHTR; keys, values and buckets of all so far -> BHTV, and what it attends to."""
-        assert not isinstance(self.see, Chunks), "a stack reads all again where later tokens change what is seen"
+        assert not isinstance(self.pattern, Chunks), "a stack reads all again where later tokens change what is seen"
         slots, (keys, values, answering) = context.slots(q.shape[2], q.device), memory
-        length, visible = keys.shape[2], self.see.visible
+        length, visible = keys.shape[2], self.pattern.visible
 
         def seen(queries: slice) -> Tensor:
             past = torch.arange(length, device=q.device) <= slots[..., queries, None]

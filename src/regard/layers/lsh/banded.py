@@ -312,14 +312,14 @@ class InBands(Attended):
         return Inside("dot", self.query, self.key, self.scale)
 
 
-def local_bands(see: Pattern, length: int, rows: int, realm: Tensor | None, device: torch.device) -> list[Band] | None:
+def local_bands(pattern: Pattern, length: int, rows: int, document_ids: Tensor | None, device: torch.device) -> list[Band] | None:
     """A band of the text as it stands; None for a pattern that looks anywhere in it."""
-    near = see.near(length)
+    near = pattern.near(length)
     if near is None:
         return None
     along = torch.arange(near.whole, device=device, dtype=torch.int32).expand(rows, -1)
     tokens, places = along.clamp_max(length - 1), along[:, None, :length]
-    hide = Strangers(see, near, length, realm, device)
+    hide = Strangers(pattern, near, length, document_ids, device)
     return [Band(tokens, places, near.chunk, near.before, near.after, hide)]
 
 
@@ -330,27 +330,27 @@ class Strangers:
     What a pattern finds in chunks it finds by distance and place in the chunk, so that all within a text are alike.
     """
 
-    see: Pattern
+    pattern: Pattern
     near: Near
     length: int
-    realm: Tensor | None  # NT
+    document_ids: Tensor | None  # NT
     device: torch.device
 
     def __call__(self, rows: slice, chunks: slice) -> Tensor:
         """-> (1|n)cCW."""
         chunk, before, after, whole, joined = self.near
         count = chunks.stop - chunks.start
-        if self.realm is None and chunks.start >= before and (chunks.stop + after) * chunk <= self.length:
+        if self.document_ids is None and chunks.start >= before and (chunks.stop + after) * chunk <= self.length:
             chunks = slice(chunks.start, chunks.start + 1)
         slots = torch.arange((chunks.start - before) * chunk, (chunks.stop + after) * chunk, device=self.device)
         own: Tensor = slots[before * chunk : len(slots) - after * chunk].unflatten(0, (-1, chunk))
         around = (slots % whole if joined else slots).unfold(0, (before + 1 + after) * chunk, chunk)[:, None]
-        pattern = self.see.sees(own, around)
+        pattern = self.pattern.sees(own, around)
         seen = ((around >= 0) & (around < self.length))[None]
         seen = seen if pattern is None else seen & pattern
-        if self.realm is not None:
-            realm = F.pad(self.realm[rows], (0, 1), value=-1)
-            asker, answerer = (realm[:, part.clamp(0, self.length)] for part in (own, around))
+        if self.document_ids is not None:
+            document_ids = F.pad(self.document_ids[rows], (0, 1), value=-1)
+            asker, answerer = (document_ids[:, part.clamp(0, self.length)] for part in (own, around))
             seen = seen & (asker[..., None] == answerer)
         hidden = ~(seen | (around == own[..., None]))
         hide = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)

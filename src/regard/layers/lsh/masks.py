@@ -54,11 +54,11 @@ class Ranks:
         ]
         return torch.stack(drawn, dim=2)
 
-    def bands(self, buckets: Tensor, realm: Tensor | None, causal: bool) -> list[Band] | None:
+    def bands(self, buckets: Tensor, document_ids: Tensor | None, causal: bool) -> list[Band] | None:
         """Buckets NRT; tokens of different realms NT never meet -> a band a round."""
         rounds, length = buckets.shape[1:]
         chunk = min(self.window, length)  # a text shorter than the window is one chunk
-        buckets = self.apart(buckets, realm)
+        buckets = self.apart(buckets, document_ids)
         ranked, order = buckets.sort(dim=-1, stable=True)
         along = torch.arange(length, device=buckets.device, dtype=torch.int32)
         # Ranks, with a gap of a window from bucket to bucket: two tokens meet when these are less than a window apart.
@@ -74,9 +74,9 @@ class Ranks:
             for number in range(rounds)
         ]  # fmt: skip
 
-    def apart(self, buckets: Tensor, realm: Tensor | None) -> Tensor:
+    def apart(self, buckets: Tensor, document_ids: Tensor | None) -> Tensor:
         """Buckets NRT that hold tokens of one realm only."""
-        return buckets if realm is None else buckets + realm[:, None] * (int(buckets.max()) + 1)
+        return buckets if document_ids is None else buckets + document_ids[:, None] * (int(buckets.max()) + 1)
 
     def visible(self, asking: Tensor, answering: Tensor, past: Tensor) -> Tensor:
         """Buckets BHRT of queries, BHRS of keys, and which keys are past (B)TS -> BHTS: which are seen."""
@@ -131,7 +131,7 @@ class Chunks:
     before: int = 1
     after: int = 0
     among: tuple[int, ...] = ()
-    longest: int = 4096
+    max_positions: int = 4096
     steady: ClassVar[bool] = False  # what a token sees changes with what is read beside it
 
     def __post_init__(self) -> None:
@@ -146,7 +146,7 @@ class Chunks:
         if buckets is not None:
             return (buckets,) if isinstance(buckets, int) else buckets
         power = max(1, (2 * (self.padded(length) // self.window)).bit_length() - 1)
-        if 2**power <= 2 * max(math.isqrt(self.longest // self.window), self.window):
+        if 2**power <= 2 * max(math.isqrt(self.max_positions // self.window), self.window):
             return (2**power,)
         return 2 ** (power // 2), 2 ** (power - power // 2)
 
@@ -158,15 +158,15 @@ class Chunks:
         """-> HKRN: directions that follow from the seed."""
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
-    def bands(self, buckets: Tensor, realm: Tensor | None, causal: bool) -> list[Band] | None:
+    def bands(self, buckets: Tensor, document_ids: Tensor | None, causal: bool) -> list[Band] | None:
         """Buckets NRT; tokens of different realms NT never meet -> one band of all rounds; None when a chunk is all."""
         rounds, length = buckets.shape[1:]
         whole = self.padded(length)
         if whole <= self.window:
             return None
         last = int(buckets.max()) + 1
-        if realm is not None:
-            buckets = buckets.masked_fill((realm < 0)[:, None], last)
+        if document_ids is not None:
+            buckets = buckets.masked_fill((document_ids < 0)[:, None], last)
         buckets = F.pad(buckets, (0, whole - length), value=last)
         offset = (last + 1) * torch.arange(rounds, device=buckets.device, dtype=buckets.dtype)
         order = (buckets + offset[:, None]).flatten(1).argsort(dim=-1, stable=True)
@@ -175,7 +175,7 @@ class Chunks:
         )
         tokens = (order % whole).to(torch.int32)
         places = places.unflatten(1, (rounds, whole))[..., :length].to(torch.int32)
-        hide = Neighbourhood(tokens, length, realm, self.window, self.before, self.after, causal)
+        hide = Neighbourhood(tokens, length, document_ids, self.window, self.before, self.after, causal)
         return [Band(tokens.clamp_max(length - 1), places, self.window, self.before, self.after, hide)]
 
 
@@ -185,7 +185,7 @@ class Neighbourhood:
 
     tokens: Tensor  # NM
     length: int
-    realm: Tensor | None
+    document_ids: Tensor | None
     window: int
     before: int
     after: int
@@ -201,10 +201,10 @@ class Neighbourhood:
         hidden = key >= self.length
         if self.causal:
             hidden = hidden | (key > own)
-        if self.realm is not None:
-            realm = F.pad(self.realm[rows], (0, 1), value=-1)
+        if self.document_ids is not None:
+            document_ids = F.pad(self.document_ids[rows], (0, 1), value=-1)
             at = [
-                realm.gather(1, side.flatten(1).clamp_max(self.length).long()).view(side.shape) for side in (own, key)
+                document_ids.gather(1, side.flatten(1).clamp_max(self.length).long()).view(side.shape) for side in (own, key)
             ]
             hidden = hidden | (at[0] != at[1]) | (at[1] < 0)
         hide = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, _HIDDEN)
@@ -223,7 +223,7 @@ class Whole:
         """No directions."""
         return torch.zeros(shape)
 
-    def bands(self, buckets: Tensor, realm: Tensor | None, causal: bool) -> list[Band] | None:
+    def bands(self, buckets: Tensor, document_ids: Tensor | None, causal: bool) -> list[Band] | None:
         """No bands: all is seen at once."""
         return None
 

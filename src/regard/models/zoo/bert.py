@@ -29,7 +29,7 @@ def bert(
     *,
     size: Literal["tiny", "mini", "small", "medium", "base", "large"] = "base",
     inner: int | None = None,
-    longest: int = 512,
+    max_positions: int = 512,
     dropout: float = 0.1,
     score: AnyScore = Dot(),  # noqa: B008
     position: Learned | Sinusoid | Rotary | RelativeBias | None = None,
@@ -43,7 +43,7 @@ def bert(
     first.
     """
     width, depth, heads = sized(BERT[size], width, depth, heads)
-    position = position or Learned(longest)
+    position = position or Learned(max_positions)
     look = SelfAttention(heads, score=score, position=cast(Rotary | None, at("attention", position)))
     bias = cast(RelativeBias | None, at("stack", position))
     norm = LayerNorm(1e-12)
@@ -52,5 +52,5 @@ def bert(
         embed=Embed(cast("Learned | None", at("embedding", position)), dropout=dropout, segments=2, norm=norm),
         encoder=Stack(depth * ((look, FeedForward(inner or 4 * width, activation)),), join, dropout, bias),
         readout=Vocabulary(biased=True, transform=Transform(activation, norm)),
-        aside=Label(NEXT_SENTENCE, dropout=dropout) if next_sentence else None,
+        auxiliary=Label(NEXT_SENTENCE, dropout=dropout) if next_sentence else None,
     )

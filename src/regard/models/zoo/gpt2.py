@@ -37,7 +37,7 @@ def gpt2(
     """The decoder alone, a language model (Radford 2019); `size` is a published one, unless widths are said."""
     width, depth, heads = sized(GPT2[size], width, depth, heads)
     rotary = cast(Rotary | None, at("attention", position))
-    look_back = SelfAttention(heads, see=Causal(), score=score, position=rotary)
+    look_back = SelfAttention(heads, pattern=Causal(), score=score, position=rotary)
     return Model(
         width,
         embed=Embed(cast("Embedded | None", at("embedding", position)), False, dropout),

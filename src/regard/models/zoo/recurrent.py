@@ -5,7 +5,7 @@ from __future__ import annotations
 from regard.layers.attention_decoder import After, Attentional, Attentive, Before
 from regard.layers.embedding import Embed
 from regard.layers.join import PreNorm, Replace, TwinNorm
-from regard.layers.patterns import Everything, Look
+from regard.layers.patterns import Everything, SourcePattern
 from regard.layers.recurrent import GRU, LSTM, Bridged, Carried, Cell, Reads, Recurrent
 from regard.layers.scores import Additive, AnyScore, General
 from regard.models.model import AnySublayer, Model, Stack
@@ -38,7 +38,7 @@ def bahdanau(
     cell: Cell = GRU(),  # noqa: B008
     reads: Reads = "both",
     score: AnyScore = Additive(),  # noqa: B008
-    see: Look = Everything(),  # noqa: B008
+    pattern: SourcePattern = Everything(),  # noqa: B008
     dropout: float = 0.0,
     tied: bool = False,
     shared: bool = False,
@@ -48,7 +48,7 @@ def bahdanau(
     Each direction of the encoder has half the width.
     """
     encoder = Recurrent(cell, depth, reads, dropout)
-    decoder = Attentive(Before(), cell, depth, score, see, Bridged(), dropout)
+    decoder = Attentive(Before(), cell, depth, score, pattern, Bridged(), dropout)
     return _recurrent(width, (encoder,), (decoder,), dropout, tied, shared)
 
 
@@ -59,7 +59,7 @@ def luong(
     cell: Cell = LSTM(),  # noqa: B008
     reads: Reads = "backward",
     score: AnyScore = General(),  # noqa: B008
-    see: Look = Everything(),  # noqa: B008
+    pattern: SourcePattern = Everything(),  # noqa: B008
     feeding: bool = True,
     dropout: float = 0.2,
     tied: bool = False,
@@ -72,8 +72,8 @@ def luong(
     """
     encoder = Recurrent(cell, depth, reads, dropout)
     begin = Carried() if reads != "both" else Bridged()
-    waiting = (Attentive(After(), cell, depth, score, see, begin, dropout),)
-    at_once = Recurrent(cell, depth, dropout=dropout, begin=begin), Attentional(score, see)
+    waiting = (Attentive(After(), cell, depth, score, pattern, begin, dropout),)
+    at_once = Recurrent(cell, depth, dropout=dropout, begin=begin), Attentional(score, pattern)
     return _recurrent(width, (encoder,), waiting if feeding else at_once, dropout, tied, shared)
 
 

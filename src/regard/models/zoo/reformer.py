@@ -25,7 +25,7 @@ def reformer(
     *,
     shape: Literal["decoder", "encoder", "both"] = "decoder",
     attention: tuple[Literal["local", "lsh", "full"], ...] = ("local", "lsh"),
-    see: Ranks | Chunks = Ranks(),  # noqa: B008
+    pattern: Ranks | Chunks = Ranks(),  # noqa: B008
     buckets: int | tuple[int, ...] | None = 64,
     rounds: int = 2,
     inner: int | None = None,
@@ -48,8 +48,8 @@ def reformer(
 
     def layers(causal: bool, *besides: AnySublayer) -> tuple[tuple[AnySublayer, ...], ...]:
         kinds: dict[str, Callable[[int], AnySublayer]] = {
-            "local": lambda seed: SelfAttention(heads, see=see.beside(causal), position=local, biased=False),
-            "lsh": lambda seed: LSHAttention(heads, see, buckets, rounds, seed, causal),
+            "local": lambda seed: SelfAttention(heads, pattern=pattern.beside(causal), position=local, biased=False),
+            "lsh": lambda seed: LSHAttention(heads, pattern, buckets, rounds, seed, causal),
             "full": lambda seed: LSHAttention(heads, Whole(), causal=causal),
         }
         looks = (kinds[attention[layer % len(attention)]](layer) for layer in range(depth))

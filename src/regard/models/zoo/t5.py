@@ -61,7 +61,7 @@ def t5(
         embed=Embed(dropout=dropout, spread=1.0),
         encoder=Stack(depth * ((look, feed),), join, dropout, bias),
         decoder=Stack(
-            (decoder_depth or depth) * ((replace(look, see=Causal()), look_over, feed),), join, dropout, bias
+            (decoder_depth or depth) * ((replace(look, pattern=Causal()), look_over, feed),), join, dropout, bias
         ),
         readout=Vocabulary(tied=not gated, scaled=not gated),
     )

@@ -49,7 +49,7 @@ def transformer(
     rotary = cast(Rotary | None, at("attention", position))
     bias = cast(RelativeBias | None, at("stack", position))
     look = SelfAttention(heads, score=score, position=rotary)
-    look_back = replace(look, see=Causal())
+    look_back = replace(look, pattern=Causal())
     look_over = CrossAttention(heads, score=score)
     return Model(
         width,

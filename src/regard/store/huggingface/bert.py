@@ -131,16 +131,16 @@ def _read_out(
     """The encoder with what an architecture says."""
     tied = settings.flag("tie_word_embeddings", True) and weights.same(table, "embeddings.word_embeddings.weight")
     said = pooled_readout(kind, settings, pool=First(), inner=inner, dropout=dropout)
-    aside = None
+    auxiliary = None
     if kind in ("ForPreTraining", "ForMaskedLM"):
         said = Vocabulary(tied, True, transform)
         # Files of the first BERTs hold both heads, whatever their config.json says.
         if "cls.seq_relationship.weight" in weights.shapes:
-            aside = Label(NEXT_SENTENCE, dropout=dropout)
+            auxiliary = Label(NEXT_SENTENCE, dropout=dropout)
     if said is None:
         pooled = "pooler.dense.weight" in weights.shapes
         said = Vector(First(), "tanh", normalised=False) if pooled else Vector(Mean(), None, normalised=False)
-    return Model(base.width, base.embed, base.encoder, readout=said, aside=aside)
+    return Model(base.width, base.embed, base.encoder, readout=said, auxiliary=auxiliary)
 
 
 def _bert(settings: Settings, weights: Weights, architecture: str, *, roberta: bool = False) -> Published:

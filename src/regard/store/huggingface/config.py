@@ -15,7 +15,7 @@ from regard.errors import DamagedFile, InputError
 from regard.layers.feedforward import Activation
 from regard.models.model import Model, Readout
 from regard.models.readouts import NEXT_SENTENCE, First, Label, Number, Pool, Tags, Vector, Vocabulary
-from regard.schema import from_plain
+from regard.schema import from_dict
 from regard.store.huggingface.weights import Names, Row
 
 _LARGEST = 1 << 40
@@ -186,7 +186,7 @@ class Settings:
             if self.config[other] != said:
                 raise DamagedFile(f"{name} and {other} are one setting, and differ ({self.where}). Copy it again.")
         try:
-            return from_plain(kind, said, where=self.where)
+            return from_dict(kind, said, where=self.where)
         except InputError as error:
             raise DamagedFile(f"{name}: {error} Copy or download it again.") from None
 
@@ -282,7 +282,7 @@ def head(model: Model, words: str) -> tuple[str, dict[str, Any]]:
             return "ForTokenClassification", _named(names)
         case Vector():
             return "Model", {}
-        case Vocabulary() if model.aside is not None:
+        case Vocabulary() if model.auxiliary is not None:
             return "ForPreTraining", {}
         case _:
             return words, {}

@@ -17,7 +17,7 @@ from regard.errors import DamagedFile, InputError
 from regard.layers.embedding import Embed
 from regard.layers.positions import Axial
 from regard.models.model import Model, Network
-from regard.schema import to_plain, toml_value
+from regard.schema import to_dict, toml_value
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
 from regard.store.generation_config import published_generation, read_generation
 from regard.store.huggingface.bert import BERT, DISTILBERT, ROBERTA
@@ -88,7 +88,7 @@ def read_hub(folder: Path, device: torch.device) -> Loaded:
     published = _described(family, config, Weights(shapes, read), where)
     if sentences:
         vector = read_sentence_readout(folder)
-        published = replace(published, model=replace(published.model, readout=vector, aside=None))
+        published = replace(published, model=replace(published.model, readout=vector, auxiliary=None))
     claimed = _matched(family, published, shapes, folder, sentences)
     tensors = {claim.ours: claim.made(read, shapes) for claim in claimed}
     wanted = {name for claim in claimed for name in claim.theirs if not claim.row.parts}
@@ -97,7 +97,7 @@ def read_hub(folder: Path, device: torch.device) -> Loaded:
     fill(network, tensors)
     generation = read_generation(folder, {key: config[key] for key in GENERATION & config.keys()}, network)
     if sentences:
-        limits = read_longest_text(folder), network.longest
+        limits = read_longest_text(folder), network.max_positions
         config[LONGEST_TEXT] = min((limit for limit in limits if limit is not None), default=None)
     return Loaded(network.to(device).eval(), _words(folder, network, generation), config, generation)
 
@@ -129,7 +129,7 @@ def write_hub(folder: Path, loaded: Loaded) -> Path:
         write_file(folder / "generation_config.json", json_bytes(published_generation(loaded.generation, ids)))
     frame: Frame = "both" if not speaks else "opening" if network.encoder is None else "end"
     frame = "end" if family is T5 else frame
-    write_published(folder, made, longest=network.longest, frame=frame, segments=_segments(published.model))
+    write_published(folder, made, longest=network.max_positions, frame=frame, segments=_segments(published.model))
     write_sentence_files(folder, network.description, loaded.config.get(LONGEST_TEXT))
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
     return folder
@@ -281,7 +281,7 @@ def _equivalent(
 
 def _strange(model: Model) -> str:
     """The parts of a model's layers that no published family has, or that none has in this order."""
-    plain = to_plain(model)
+    plain = to_dict(model)
     stacks = {side: plain[side]["layers"] for side in ("encoder", "decoder") if plain[side] is not None}
     kinds = {side: {part["kind"]: "" for layer in layers for part in layer} for side, layers in stacks.items()}
     parts = [f"{side} = {kind}" for side, found in kinds.items() for kind in found if kind not in _KNOWN]
@@ -306,7 +306,7 @@ def _require_all(family: Family, published: Published, network: Network) -> None
 
 def _plain(model: Model) -> Any:
     """A model as data, with widths that are left to others said, and a sentence's vector in one form."""
-    plain = to_plain(model)
+    plain = to_dict(model)
     for side in ("encoder", "decoder"):
         for part in [part for layer in (plain[side] or {"layers": []})["layers"] for part in layer]:
             if "key_width" in part:

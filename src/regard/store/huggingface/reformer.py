@@ -114,10 +114,10 @@ def _looks(settings: Settings, longest: int, causal: bool) -> list[SelfAttention
     looks: list[SelfAttention | LSHAttention] = []
     for number, kind in enumerate(kinds):
         if kind == "lsh":
-            see = Chunks(chunk[kind], before[kind], after[kind], among)
-            see = see if buckets else replace(see, longest=longest)
+            pattern = Chunks(chunk[kind], before[kind], after[kind], among)
+            pattern = pattern if buckets else replace(pattern, max_positions=longest)
             own = number if seed is None else seed
-            looks.append(LSHAttention(heads, see, buckets, rounds, own, causal, key_width))
+            looks.append(LSHAttention(heads, pattern, buckets, rounds, own, causal, key_width))
         elif kind == "local":
             near = Neighbours(chunk[kind], before[kind], after[kind], causal, among)
             looks.append(SelfAttention(heads, near, key_width=key_width, biased=False))
@@ -143,7 +143,7 @@ def _configure(published: Published) -> dict[str, Any]:
         looks[name].append(layer[0])
     look, feed = stack.layers[0]
     seeds = {look.seed for look in looks["lsh"]}
-    longest = [look.see.longest for look in looks["lsh"] if look.buckets is None]
+    longest = [look.pattern.max_positions for look in looks["lsh"] if look.buckets is None]
     config: dict[str, Any] = {
         "architectures": [f"Reformer{kind}"],
         "vocab_size": published.vocabulary,
@@ -173,9 +173,9 @@ def _configure(published: Published) -> dict[str, Any]:
         config["axial_pos_embds_dim"] = list(model.embed.position.cut(model.width))
     for name, found in looks.items():
         for look in found[:1]:
-            config[f"{name}_attn_chunk_length"] = getattr(look.see, "window", getattr(look.see, "length", 64))
-            config[f"{name}_num_chunks_before"] = getattr(look.see, "before", 1)
-            config[f"{name}_num_chunks_after"] = getattr(look.see, "after", 0)
+            config[f"{name}_attn_chunk_length"] = getattr(look.pattern, "window", getattr(look.pattern, "length", 64))
+            config[f"{name}_num_chunks_before"] = getattr(look.pattern, "before", 1)
+            config[f"{name}_num_chunks_after"] = getattr(look.pattern, "after", 0)
     for look in looks["lsh"][:1]:
         config |= {"num_buckets": look.buckets, "num_hashes": look.rounds}
     return config

@@ -94,7 +94,7 @@ def _describe(settings: Settings, weights: Weights, architecture: str) -> Publis
     vocabulary = settings.whole("vocab_size", 32128)
     if architecture == "T5EncoderModel":
         return Published(Model(width, embed, encoder, readout=Vector(Mean(), None, normalised=False)), vocabulary)
-    decoder = Stack(decoder_depth * ((replace(look, see=Causal()), over, feed),), join, dropout, bias)
+    decoder = Stack(decoder_depth * ((replace(look, pattern=Causal()), over, feed),), join, dropout, bias)
     return Published(Model(width, embed, encoder, decoder, Vocabulary(not untied, scaled=scaled)), vocabulary)
 
 
