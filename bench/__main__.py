@@ -63,7 +63,7 @@ def train_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     facts = {
         "model": in_words(description.build(text.tokenizer.vocabulary)),
         "training": f"at most {settings.batch_tokens:,} padded tokens of both sides a step, label smoothing "
-        f"{settings.smoothing}, AdamW, gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} "
+        f"{settings.label_smoothing}, AdamW, gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} "
         "steps each, on the same batches",
     }
     return f"Training, {text.name}", table(result, "tokens/s"), facts
@@ -88,7 +88,7 @@ def recurrent_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]
         **{pair.name: pair.note for pair in pairs},
         "training": f"at most {settings.batch_tokens:,} padded tokens of both sides a step, AdamW (fused in both), "
         f"gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} steps, on the same batches",
-        "loss": f"mean of the first {chosen.steps} steps and of the last, label smoothing {settings.smoothing} as each "
+        "loss": f"mean of the first {chosen.steps} steps and of the last, label smoothing {settings.label_smoothing} as each "
         "defines it: theirs is a divergence, so it is lower by the entropy of the smoothed targets",
     }
     return f"Training with recurrence, {text.name}", "\n\n".join(tables), facts

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.show.trace import Seen
+from regard.show.trace import AttentionTrace
 
 LIBRARIES = {  # what BertViz loads from elsewhere: part of the address -> npm package, file in it
     "/d3/": ("d3-5.7.0.tgz", "package/dist/d3.min.js"),
@@ -92,7 +92,7 @@ class Measured:
 def ours(case: Case) -> str:
     """Our page."""
     weights = {f"encoder.{layer}.self": heads[0] for layer, heads in enumerate(case.weights())}
-    return Seen(case.words(), [], weights).html()
+    return AttentionTrace(case.words(), [], weights).html()
 
 
 def theirs(case: Case) -> str:

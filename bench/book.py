@@ -24,7 +24,7 @@ _PARTS = 64  # of the book, in the plot
 def read(model: LoadedModel, text: str) -> NDArray[np.float64]:
     """What each token of a text costs in bits, given all before it: the text is read in one window."""
     tokenizer = model.tokenizer
-    row = torch.tensor([tokenizer.begin, *tokenizer.encode(text)], device=model.device)
+    row = torch.tensor([tokenizer.bos, *tokenizer.encode(text)], device=model.device)
     with torch.inference_mode():
         states = model.network.hidden_states(row[None, :-1])[0]
         costs = [cost(model, states[at : at + _AT_ONCE], row[at + 1 :]) for at in range(0, len(states), _AT_ONCE)]

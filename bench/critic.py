@@ -19,14 +19,14 @@ from typing import get_args
 import torch
 
 from regard.config.recipe import read_recipe
-from regard.config.setup import read_material
+from regard.config.setup import read_setup
 from regard.data.corpora.python_source import python_documents
 from regard.data.draws import Split
 from regard.errors import InputError, RunFailed
 from regard.layers.positions import Rotary
 from regard.models import zoo
 from regard.models.model import Model
-from regard.training.probe import Probe, look_at
+from regard.training.probe import Probe, first_epoch
 
 PYTHON = "python"
 """As the name of a text: the standard library's source."""
@@ -36,7 +36,7 @@ _HELD_OUT = 0.05  # of a file, to choose the best weights by, and as much to be 
 _MOST = 50_000  # bytes of either
 _FILLING, _TIMED = 10, 20  # steps
 _SHA = 'name = "sha_rnn"\nwindow = 1000\n'
-_STREAM = 'problem = { kind = "truncated_bptt", length = 128, rows = 16 }\n'
+_STREAM = 'task = { kind = "truncated_bptt", length = 128, streams = 16 }\n'
 
 Say = Callable[[str], None]
 
@@ -60,7 +60,7 @@ class Task:
             "LSTM, no head": f"[model]\n{_SHA}attention = []\n[text]\n{_STREAM}",
             "LSTM, one head": f"[model]\n{_SHA}[text]\n{_STREAM}",
             "LSTM, a head in every layer": f'[model]\n{_SHA}attention = "all"\n[text]\n{_STREAM}',
-            "Transformer": f'[model]\n{gpt}[text]\nproblem = {{ kind = "language_model", length = 256 }}\n',
+            "Transformer": f'[model]\n{gpt}[text]\ntask = {{ kind = "language_model", length = 256 }}\n',
         }
 
     def matching(self, weights: int) -> int:
@@ -77,8 +77,8 @@ class Task:
         return (
             f"{model}width = {self.width}\ndepth = {self.depth}\ndropout = {self.dropout}\n"
             f'[text]\nfolder = "{folder}"\ntrain = "train.txt"\nvalid = "valid.txt"\ntokenizer = "byte"\n{text}'
-            f'[train]\nbatch_tokens = 2048\nrate = {self.learning_rate}\noptimizer = {{ kind = "muon", decay = 0.05 }}\n'
-            f'schedule = {{ kind = "cosine", warmup = 50, floor = 0.02 }}\nsmoothing = 0.0\nsamples = 0\n'
+            f'[train]\nbatch_tokens = 2048\nlearning_rate = {self.learning_rate}\noptimizer = {{ kind = "muon", weight_decay = 0.05 }}\n'
+            f'schedule = {{ kind = "cosine", warmup = 50, floor = 0.02 }}\nlabel_smoothing = 0.0\nsamples = 0\n'
             f"seed = {self.seed}\n"
         )
 
@@ -179,9 +179,9 @@ def effort(recipe: Path) -> Effort:
     """Take steps that count for nothing, the first of them to fill what is remembered."""
     torch.set_num_threads(1)
     found = read_recipe(str(recipe), ())
-    material = read_material(found)
+    material = read_setup(found)
     probe = Probe(material.network, material.samples, found.train, torch.device("cpu"))
-    memory = probe.memory(look_at(probe.trainer.plan).largest).total
+    memory = probe.memory(first_epoch(probe.trainer.batches).largest).total
     for number in range(_FILLING + _TIMED):
         if number == _FILLING:
             begin = time.process_time()  # which does not count what other processes take

@@ -36,7 +36,7 @@ class Generate:
 
     def __call__(self, texts: Sequence[str], size: int) -> list[str]:
         """The best translation of each text, searched in batches of that many."""
-        sources = [[*ids, self.tokenizer.end] for ids in self.tokenizer.encode_batch(texts)]
+        sources = [[*ids, self.tokenizer.eos] for ids in self.tokenizer.encode_batch(texts)]
         order = sorted(range(len(texts)), key=lambda place: -len(sources[place]))
         found = [""] * len(texts)
         for start in range(0, len(order), size):
@@ -61,9 +61,9 @@ class Generate:
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=self.tokenizer.pad,
-                eos_token_id=self.tokenizer.end,
-                bos_token_id=self.tokenizer.begin,
-                decoder_start_token_id=self.tokenizer.begin,
+                eos_token_id=self.tokenizer.eos,
+                bos_token_id=self.tokenizer.bos,
+                decoder_start_token_id=self.tokenizer.bos,
             ),
         )
         rows: list[list[int]] = said.tolist()

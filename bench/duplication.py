@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.batching import IGNORE
+from regard.data.batching import IGNORE_INDEX
 from regard.errors import InputError
-from regard.layers.lsh.attention import Ranks
+from regard.layers.lsh.attention import RankWindow
 from regard.layers.positions import Learned
 from regard.models import zoo
 from regard.models.model import Model, Network
@@ -52,7 +52,7 @@ class Task:
         """The description of the model with so many rounds."""
         kind = ("full",) if rounds == FULL else ("lsh",)
         return zoo.reformer(
-            self.width, self.depth, self.heads, attention=kind, pattern=Ranks(self.window), buckets=self.buckets,
+            self.width, self.depth, self.heads, attention=kind, pattern=RankWindow(self.window), buckets=self.buckets,
             rounds=max(1, rounds), dropout=0.0, position=Learned(self.length),
         )  # fmt: skip
 
@@ -68,7 +68,7 @@ class Task:
         half = torch.cat([torch.zeros(batch, 1, dtype=torch.long), word], dim=1)
         text = torch.cat([half, half], dim=1)
         targets = text[:, 1:].clone()
-        targets[:, : self.length // 2] = IGNORE
+        targets[:, : self.length // 2] = IGNORE_INDEX
         return text[:, :-1], targets
 
 
@@ -91,7 +91,7 @@ def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -
         ids, targets = task.draw(step, task.batch)
         for group in optimizer.param_groups:
             group["lr"] = task.learning_rate * min(1.0, (step + 1) / 100, 4 * (1 - step / task.steps))
-        loss = network.loss({"ids": ids}, targets) / (targets != IGNORE).sum()
+        loss = network.loss({"ids": ids}, targets) / (targets != IGNORE_INDEX).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -113,7 +113,7 @@ def right(task: Task, learnt: Network, rounds: int) -> float:
     network.load_state_dict(learnt.state_dict())
     ids, targets = task.draw(-1, TEXTS)
     said = network(ids).argmax(-1)
-    asked = targets != IGNORE
+    asked = targets != IGNORE_INDEX
     return float((said == targets)[asked].float().mean())
 
 

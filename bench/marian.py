@@ -45,7 +45,7 @@ def marian_weights(network: Network) -> dict[str, Tensor]:
     """Our parameters under Marian's names."""
     weights = {"model.shared.weight": network.embed.table.weight}
     for name, tensor in network.named_parameters():
-        place = re.fullmatch(r"(encoder|decoder)\.wiring\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+        place = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
         if place is not None:
             stack, layer, part, kind = place.groups()
             theirs = PARTS[part]
@@ -76,9 +76,9 @@ def _config(network: Network, tokenizer: Tokenizer, positions: int) -> MarianCon
         attention_dropout=0.0,
         activation_dropout=0.0,
         pad_token_id=tokenizer.pad,
-        eos_token_id=tokenizer.end,
-        bos_token_id=tokenizer.begin,
-        decoder_start_token_id=tokenizer.begin,
+        eos_token_id=tokenizer.eos,
+        bos_token_id=tokenizer.bos,
+        decoder_start_token_id=tokenizer.bos,
         forced_eos_token_id=None,
     )
 

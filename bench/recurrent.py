@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.harness import Result
 from bench.text import Bitext
 from bench.train import PlainLoop, advancing, in_turns, learner
-from regard.data.batching import IGNORE, Batch
+from regard.data.batching import IGNORE_INDEX, Batch
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import RunFailed
 from regard.models import zoo
@@ -42,7 +42,7 @@ def pairs(width: int, depth: int, dropout: float) -> tuple[Pair, ...]:
     return (
         Pair(
             "luong",
-            zoo.luong(width, depth, reads="both", dropout=dropout),
+            zoo.luong(width, depth, direction="bidirectional", dropout=dropout),
             settings_of("lstm", "luong", width, depth, dropout),
             "LSTM, q·Wk, input feeding; our decoder begins with a bridge for each cell's two states, theirs with one "
             "for all",
@@ -84,8 +84,8 @@ class Words:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.count = tokenizer.vocabulary
-        self.pad_index, self.bos_index, self.eos_index = tokenizer.pad, tokenizer.begin, tokenizer.end
-        self.unk_index, self.sep_index = tokenizer.unknown, None
+        self.pad_index, self.bos_index, self.eos_index = tokenizer.pad, tokenizer.bos, tokenizer.eos
+        self.unk_index, self.sep_index = tokenizer.unk, None
         self.specials: list[str] = []
         self.lang_tags: list[str] = []
 
@@ -107,7 +107,7 @@ class JoeyLoop(PlainLoop):
     def given(self, batch: Batch) -> JoeyBatch:
         """Our batch as one of theirs: the same numbers in the same padded rows, longest source first."""
         pad, sources = self.model.pad_index, batch.inputs["source_ids"]
-        targets = batch.targets.masked_fill(batch.targets == IGNORE, pad)
+        targets = batch.targets.masked_fill(batch.targets == IGNORE_INDEX, pad)
         given = JoeyBatch(
             src=sources,
             src_length=(sources != pad).sum(1),
@@ -142,7 +142,7 @@ class Learning:
 def measure(text: Bitext, pair: Pair, settings: Training, *, rounds: int, steps: int) -> Learning:
     """Tokens a second, padding not counted, in blocks of `steps` optimizer steps on the same batches."""
     trainer = learner(text, pair.ours, settings)
-    peer = JoeyLoop(as_joey(pair.theirs, text.tokenizer, settings.smoothing), trainer)
+    peer = JoeyLoop(as_joey(pair.theirs, text.tokenizer, settings.label_smoothing), trainer)
     result, losses = in_turns({"regard": advancing(trainer), "Joey NMT": peer.advance}, rounds=rounds, steps=steps)
     remarks = {}
     for name, model in (("regard", trainer.network), ("Joey NMT", peer.model)):

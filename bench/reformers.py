@@ -66,7 +66,7 @@ class Case:
         return self.width // 4, self.width - self.width // 4
 
 
-def ours(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[nn.Module, Loss]:
+def ours(case: Case, form: Literal["RankWindow", "Chunks"] = "RankWindow") -> tuple[nn.Module, Loss]:
     """`zoo.reformer`; a query sees the last keys of its own bucket, or chunks as published."""
     from regard.layers.lsh import attention as lsh
     from regard.layers.positions import Axial
@@ -165,7 +165,7 @@ def _entropy(model: Callable[[Tensor], Tensor]) -> Loss:
     return lambda ids, targets: F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
 
-def ours_alone(case: Case, form: Literal["Ranks", "Chunks"] = "Ranks") -> tuple[nn.Module, Attend]:
+def ours_alone(case: Case, form: Literal["RankWindow", "Chunks"] = "RankWindow") -> tuple[nn.Module, Attend]:
     """One layer of our LSH attention."""
     from regard.layers.contract import Context
     from regard.layers.lsh import attention as lsh

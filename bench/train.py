@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bench.harness import Result, compare, per_second
 from bench.text import Bitext
-from regard.data.batching import IGNORE, Batch
+from regard.data.batching import IGNORE_INDEX, Batch
 from regard.data.tasks.translation import Translation
 from regard.errors import RunFailed
 from regard.models.model import Model
@@ -33,7 +33,7 @@ class PlainLoop:
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": ADAM.decay},
+                {"params": [weight for weight in weights if weight.dim() > 1], "weight_decay": ADAM.weight_decay},
                 {"params": [weight for weight in weights if weight.dim() == 1], "weight_decay": 0.0},
             ],
             lr=self.settings.learning_rate,
@@ -41,7 +41,7 @@ class PlainLoop:
             eps=ADAM.epsilon,
             fused=True,
         )
-        self.steps = (indices for epoch in itertools.count() for indices in trainer.plan.epoch(epoch))
+        self.steps = (indices for epoch in itertools.count() for indices in trainer.batches.epoch(epoch))
 
     def advance(self) -> tuple[float, int]:
         """Take one step; -> its loss, and the tokens of both sides without padding."""
@@ -63,9 +63,9 @@ class PlainLoop:
             decoder_input_ids=batch.inputs["ids"],
             use_cache=False,
         ).logits
-        smoothing = self.settings.smoothing
+        smoothing = self.settings.label_smoothing
         return F.cross_entropy(
-            logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE, label_smoothing=smoothing
+            logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORE_INDEX, label_smoothing=smoothing
         )
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from regard.store.checkpoint import newest_checkpoint, steps_found, verify
+from regard.store.checkpoint import newest_checkpoint, saved_steps, verify
 from regard.store.files import read_tensors
-from tests.training.runs import at_steps, regard, remains, write_recipe
+from tests.training.runs import at_steps, digests, regard, write_recipe
 
 SAID = re.compile(r"cannot write .+ \(needs [\d,]+ bytes, [\d,]+ free.*\)\. .+\.")
 PLENTY = 16 << 20
@@ -77,9 +77,9 @@ def faults(recipe: Path, expected: dict[str, str], place: Path, *, kind: str, pa
     saved = out / "checkpoints"
     if content(saved / "step-28") != content(place / "before"):
         found.append("the previous checkpoint has changed")
-    if any(verify(saved / f"step-{step}") for step in steps_found(saved)):
+    if any(verify(saved / f"step-{step}") for step in saved_steps(saved)):
         found.append("a half checkpoint has the name of a whole one")
-    if {path.name for path in saved.iterdir()} != {f"step-{step}" for step in steps_found(saved)}:
+    if {path.name for path in saved.iterdir()} != {f"step-{step}" for step in saved_steps(saved)}:
         found.append("something was left behind")
     if newest_checkpoint(saved, found.append) is None or not read_tensors(out / "model.safetensors"):
         found.append("nothing can be loaded")
@@ -97,7 +97,7 @@ def faults(recipe: Path, expected: dict[str, str], place: Path, *, kind: str, pa
             resize(out, PLENTY)
         if regard("train", recipe, "--out", out)[0] != 0:
             found.append("it does not go on after space is freed")
-    if remains(out) != expected:
+    if digests(out) != expected:
         found.append("the result differs from the undisturbed run's")
     return found
 
@@ -106,7 +106,7 @@ def all_cases(folder: Path, chosen: range) -> tuple[int, int]:
     """-> how many of the chosen cases went well, and how many there were."""
     recipe = write_recipe(folder)
     assert regard("train", recipe, "--out", folder / "undisturbed")[0] == 0
-    expected = remains(folder / "undisturbed")
+    expected = digests(folder / "undisturbed")
     cases = [("disk", 1.1 * n / 19) for n in range(20)] + [("limit", 1.1 * n / 9) for n in range(10)]
     good = 0
     for number in chosen:

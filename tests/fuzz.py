@@ -27,9 +27,9 @@ from sentencepiece import sentencepiece_model_pb2
 from regard.cli import run
 from regard.store.convert import convert
 from tests.parity import zoo
-from tests.parity.folders import saved, shaken
-from tests.store import test_elmo, test_sentences, test_words
-from tests.store.published import sharded
+from tests.parity.folders import perturbed, save_theirs
+from tests.store import test_elmo, test_sentence_transformers, test_tokenizers
+from tests.store.published import shard
 
 SECONDS, MEGABYTES = 10, 300
 HOSTILE: list[Any] = [
@@ -135,13 +135,13 @@ def words_like(folder: Path, kind: str) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / name).unlink()
     if kind == "bert":
-        test_words.word_pieces(folder)
+        test_tokenizers.write_wordpiece(folder)
     elif kind == "gpt2":
-        test_words.byte_pairs(folder, ["<|endoftext|>"])
+        test_tokenizers.write_byte_level_bpe(folder, ["<|endoftext|>"])
     elif kind == "t5":
-        test_words.spm(folder / "spiece.model", 220, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
+        test_tokenizers.write_sentencepiece(folder / "spiece.model", 220, pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
     else:
-        test_words.marian(folder)
+        test_tokenizers.write_marian(folder)
 
 
 def prepared(root: Path) -> dict[str, tuple[Path, str]]:
@@ -154,11 +154,11 @@ def prepared(root: Path) -> dict[str, tuple[Path, str]]:
         "old marian": zoo.marian(**wide), "sharded": zoo.gpt2(),
     }  # fmt: skip
     for name, make in small.items():
-        saved(shaken(make()), root / name)
+        save_theirs(perturbed(make()), root / name)
         if name.startswith("old"):
             words_like(root / name, name.removeprefix("old "))
-    sharded(root / "sharded")
-    test_sentences.sentence_folder(root / "sentences")
+    shard(root / "sharded")
+    test_sentence_transformers.sentence_folder(root / "sentences")
     convert(root / "gpt2", root / "own", "regard")
     said = test_elmo.options()
     (root / "elmo").mkdir()

@@ -35,11 +35,11 @@ save_every   = 1000000
 PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 READ = """
 import sys
-from regard.recipe import read_recipe
-from regard.text.cache import default_cache
-from regard.text.task import Translation
-from regard.text.report import report_on
-from regard.text.vocabulary import train_tokenizers
+from regard.config.recipe import read_recipe
+from regard.data.read.cache import default_cache
+from regard.data.tasks.translation import Translation
+from regard.data.read.report import report_on
+from regard.data.tokenize.train import train_tokenizers
 recipe = read_recipe(sys.argv[1])
 import resource
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -51,24 +51,24 @@ after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 report_on(corpus, samples, None, cache)
 print(len(samples), before // 1024, after // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
-PLACE = """
+CURSOR = """
 import sys
 from pathlib import Path
 import torch
-from regard.learn.loop import Run
-from regard.learn.parallel import World
-from regard.learn.progress import Quiet
-from regard.recipe import read_recipe
-from regard.run import prepare
-from regard.text.batch import Place
+from regard.training.loop import Run
+from regard.training.distributed import World
+from regard.training.log import Quiet
+from regard.config.recipe import read_recipe
+from regard.config.setup import prepare
+from regard.data.batching import Cursor
 folder, share = Path(sys.argv[2]), float(sys.argv[3])
 folder.mkdir(parents=True, exist_ok=True)
 cpu = torch.device("cpu")
 run = Run(prepare(read_recipe(sys.argv[1]), folder, World(cpu), Quiet()), folder, cpu, Quiet())
-from regard.learn.log import Log
+from regard.training.log import Log
 run.log = Log(folder, 0, [], print)
 run.trainer.advance()
-run.trainer.place = Place(0, int(run.trainer.plan.pools * share))
+run.trainer.cursor = Cursor(0, int(run.trainer.batches.pools * share))
 run.save()
 """
 
@@ -117,7 +117,7 @@ def main() -> None:
             )
     for share in (0.01, 0.99, 0.01, 0.99):
         out = folder / f"run-{share}-{time.time_ns()}"
-        python("-c", PLACE, str(recipe), str(out), str(share))
+        python("-c", CURSOR, str(recipe), str(out), str(share))
         _, seconds = python("-m", "regard", "train", str(recipe), "--out", str(out), "--threads", "1")
         print(f"resume at {share:.0%}: {seconds:.1f} s for the whole command, one step", flush=True)
 

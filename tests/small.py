@@ -1,4 +1,4 @@
-"""Small models that say different things of different texts, in memory or in a folder."""
+"""Small models with random weights whose outputs depend on their inputs, in memory or in a folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.api import LoadedModel, load
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import WordPiece
 from regard.models.model import Model
-from regard.store.folder import unique_tensors, write_description, write_weights
+from regard.store.folder import unique_parameters, write_description, write_weights
 from regard.store.loading import Loaded
 
 TEXTS = [
@@ -21,17 +21,17 @@ TEXTS = [
     "the dog sat",
     "Né à Paris, the cat played in the park",
 ]
-WORDS: Tokenizer = WordPiece(80).train(TEXTS * 4)
+WORDPIECE: Tokenizer = WordPiece(80).train(TEXTS * 4)
 
 
 def small(
     description: Model,
-    tokenizers: Sequence[Tokenizer] = (WORDS,),
+    tokenizers: Sequence[Tokenizer] = (WORDPIECE,),
     *,
     config: dict[str, Any] | None = None,
-    generation: dict[str, Any] | None = None,
+    generation_config: dict[str, Any] | None = None,
 ) -> LoadedModel:
-    """A model with random weights, large enough to matter."""
+    """A model with random weights, large enough that each text gets another output."""
     torch.manual_seed(1)
     first, *second = tokenizers
     network = description.build(*([second[0].vocabulary, first.vocabulary] if second else [first.vocabulary]))
@@ -39,14 +39,15 @@ def small(
         for parameter in network.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     both = first, second[0] if second else None
-    return LoadedModel(Loaded(network.eval(), both, config or {}, generation or {}))
+    return LoadedModel(Loaded(network.eval(), both, config or {}, generation_config or {}))
 
 
-def kept(folder: Path, model: LoadedModel) -> Path:
-    """The folder, with the model in it."""
+def save_model(folder: Path, model: LoadedModel, parts: Sequence[type] = ()) -> Path:
+    """Write the model to a new folder."""
     folder.mkdir(parents=True)
     second = None if model.target_tokenizer is model.tokenizer else model.target_tokenizer
-    write_description(folder, model.network, (model.tokenizer, second), task="", generation=model.generation)
-    write_weights(folder, unique_tensors(model.network))
-    load(folder, device="cpu")
+    config = model.generation_config
+    write_description(folder, model.network, (model.tokenizer, second), task="", generation_config=config)
+    write_weights(folder, unique_parameters(model.network))
+    load(folder, device="cpu", parts=parts)
     return folder

@@ -13,9 +13,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from regard.store.checkpoint import newest_checkpoint
-from tests.training.runs import kill_at, regard, remains, start, write_recipe
+from tests.training.runs import digests, kill_at, regard, start, write_recipe
 
-FILES = ["model.safetensors", "optimizer.safetensors", "averages.safetensors", "state.json", "manifest.json"]
+FILES = ["model.safetensors", "optimizer.safetensors", "ema.safetensors", "state.json", "manifest.json"]
 POINTS = [
     "before folder", *(f"{word} {name}" for name in FILES for word in ("inside", "after")), "before rename",
     "between renames", "after rename", "inside prune", "inside .model.safetensors", "after .model.safetensors",
@@ -40,7 +40,7 @@ def storm(folder: Path, runs: int, kills: int, seed: int) -> tuple[int, int]:
     recipe, chance = write_recipe(folder), random.Random(seed)
     arguments = ["train", str(recipe), "--set", "train.steps=400"]
     first, whole = unbroken(folder / "unbroken", arguments)
-    expected, same, total = remains(folder / "unbroken"), 0, 0
+    expected, same, total = digests(folder / "unbroken"), 0, 0
     for number in range(runs):
         out, killed = folder / f"run-{number}", 0
         while True:
@@ -54,7 +54,7 @@ def storm(folder: Path, runs: int, kills: int, seed: int) -> tuple[int, int]:
             if process.returncode == 0:
                 break
             assert process.returncode == -9, said
-        identical = remains(out) == expected
+        identical = digests(out) == expected
         same, total = same + identical, total + killed
         print(f"run {number + 1}: {killed} kills, {'identical' if identical else 'DIFFERENT'}", flush=True)
     return same, total
@@ -66,7 +66,7 @@ def at_every_point(folder: Path, times: int) -> tuple[int, int]:
     recipe, same = write_recipe(folder), 0
     arguments = ["train", str(recipe), "--set", "train.keep=2"]
     unbroken(folder / "unbroken", arguments)
-    expected = remains(folder / "unbroken")
+    expected = digests(folder / "unbroken")
     cases = [(point, turn) for point in POINTS for turn in range(1, times + 1)]
     for point, turn in cases:
         out = folder / f"{point} {turn}"
@@ -75,7 +75,7 @@ def at_every_point(folder: Path, times: int) -> tuple[int, int]:
         code, _, _ = regard(*arguments, "--out", out, driver=driver)
         found = newest_checkpoint(out / "checkpoints", print)
         whole = found is not None or turn == 1
-        identical = regard(*arguments, "--out", out)[0] == 0 and remains(out) == expected
+        identical = regard(*arguments, "--out", out)[0] == 0 and digests(out) == expected
         good = code == -9 and whole and identical
         same += good
         print(f"killed {point}, time {turn}: {'identical' if good else 'DIFFERENT'}", flush=True)

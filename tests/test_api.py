@@ -1,41 +1,45 @@
-"""What a loaded model can be asked, and what it says when asked the wrong thing."""
+"""The Python interface: the capabilities of a loaded model, and its errors."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
+from torch import Tensor, nn
 
+import regard
 from regard.api import LoadedModel, load
-from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
 from regard.data.tokenize.train import WordPiece
-from regard.decode.generate import extend, translate
-from regard.decode.inputs import verbs
+from regard.decode.generate import continue_prompts, translate
+from regard.decode.inputs import capabilities
 from regard.decode.options import Options
-from regard.errors import InputError
+from regard.errors import DamagedFile, InputError
+from regard.layers.contract import Context, Facts, Memory, Sublayer
 from regard.layers.positions import Learned
 from regard.models import zoo
-from regard.models.readouts import BothWays, Label, Number, Tags, Vector
-from tests.small import TEXTS, WORDS, kept, small
+from regard.models.readouts import BidirectionalVocabulary, Label, Number, Tags, Vector
+from tests.small import TEXTS, WORDPIECE, save_model, small
 
 BERT = zoo.bert(16, 1, 2, max_positions=64)
 SPANS = WordPiece(80, sentinels=3).train(TEXTS * 4)
-ABILITIES = {
-    "gpt2": (zoo.gpt2(16, 1, 2), WORDS, ("generate", "score", "embed")),
-    "transformer": (zoo.transformer(16, 1, 2), WORDS, ("translate", "score", "embed")),
+CAPABILITIES = {
+    "gpt2": (zoo.gpt2(16, 1, 2), WORDPIECE, ("generate", "score", "embed")),
+    "transformer": (zoo.transformer(16, 1, 2), WORDPIECE, ("translate", "score", "embed")),
     "t5": (zoo.t5(16, 1, 2), SPANS, ("translate", "score", "embed", "fill")),
-    "bert": (BERT, WORDS, ("fill", "score", "embed")),
-    "elmo": (replace(BERT, readout=BothWays()), WORDS, ("embed",)),
-    "label": (replace(BERT, readout=Label(("a", "b"))), WORDS, ("classify", "embed")),
-    "number": (replace(BERT, readout=Number()), WORDS, ("classify", "embed")),
-    "tags": (replace(zoo.gpt2(16, 1, 2), readout=Tags(("a", "b"))), WORDS, ("classify", "embed")),
-    "vector": (replace(BERT, readout=Vector()), WORDS, ("embed",)),
+    "bert": (BERT, WORDPIECE, ("fill", "score", "embed")),
+    "elmo": (replace(BERT, readout=BidirectionalVocabulary()), WORDPIECE, ("embed",)),
+    "label": (replace(BERT, readout=Label(("a", "b"))), WORDPIECE, ("classify", "embed")),
+    "number": (replace(BERT, readout=Number()), WORDPIECE, ("classify", "embed")),
+    "tags": (replace(zoo.gpt2(16, 1, 2), readout=Tags(("a", "b"))), WORDPIECE, ("classify", "embed")),
+    "vector": (replace(BERT, readout=Vector()), WORDPIECE, ("embed",)),
 }
 
 
-def asked(model: LoadedModel, verb: str) -> object:
+def run(model: LoadedModel, verb: str) -> object:
     pairs = model.network.encoder is not None and model.network.decoder is not None
     return {
         "translate": lambda: model.translate(["the cat"], options=Options(max_tokens=5)),
@@ -47,42 +51,42 @@ def asked(model: LoadedModel, verb: str) -> object:
     }[verb]()
 
 
-@pytest.mark.parametrize("name", ABILITIES)
+@pytest.mark.parametrize("name", CAPABILITIES)
 @pytest.mark.parametrize("verb", ["translate", "generate", "fill", "classify", "embed", "score"])
-def test_a_model_does_what_it_was_made_for_and_names_that_when_asked_for_something_else(name: str, verb: str):
-    description, tokenizer, known = ABILITIES[name]
+def test_a_model_does_what_it_was_trained_for_and_refuses_other_commands(name: str, verb: str):
+    description, tokenizer, known = CAPABILITIES[name]
     model = small(description, (tokenizer,))
-    assert verbs(model.description, model.tokenizer) == known
+    assert capabilities(model.description, model.tokenizer) == known
     if verb in known:
-        assert len(asked(model, verb)) if verb != "fill" else asked(model, verb)
+        assert len(run(model, verb)) if verb != "fill" else run(model, verb)
     else:
-        said = f"^this model does not {verb}; it was made to {known[0]}. Try: regard {known[0]}.$"
-        with pytest.raises(InputError, match=said):
-            asked(model, verb)
+        message = f"^this model does not {verb}; it was made to {known[0]}. Try: regard {known[0]}.$"
+        with pytest.raises(InputError, match=message):
+            run(model, verb)
 
 
-@pytest.mark.parametrize("name", ABILITIES)
-def test_every_model_shows_what_it_attends_to(name: str):
-    description, tokenizer, _ = ABILITIES[name]
-    found = small(description, (tokenizer,), generation={"max_new_tokens": 5}).look("the cat")
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_every_model_shows_its_attention_weights(name: str):
+    description, tokenizer, _ = CAPABILITIES[name]
+    found = small(description, (tokenizer,), generation_config={"max_new_tokens": 5}).look("the cat")
     assert found.weights
     html = found.html()
     assert all(f'"{layer}"' in html for layer in found.weights)
 
 
-def test_a_model_says_the_same_from_its_folder(tmp_path: Path):
+def test_a_model_gives_the_same_outputs_from_its_folder(tmp_path: Path):
     model = small(BERT)
-    again = load(kept(tmp_path / "bert", model), device="cpu")
+    again = load(save_model(tmp_path / "bert", model), device="cpu")
     np.testing.assert_allclose(again.embed(TEXTS), model.embed(TEXTS), rtol=1e-5)
     assert again.fill("the [MASK] sat").text == model.fill("the [MASK] sat").text
     assert again.score(TEXTS) == pytest.approx(model.score(TEXTS))
 
 
-def test_a_prompt_begins_as_the_tokenizer_says_and_an_empty_one_begins_all_the_same():
-    bare = Tokenizer.from_json(WORDS.to_json(), Roles(opening=()))
+def test_a_prompt_starts_with_the_prompt_prefix_and_an_empty_one_with_bos():
+    bare = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(prompt_prefix=()))
     network = small(zoo.gpt2(16, 1, 2)).network
     options = Options(max_tokens=6, min_tokens=6)
-    ours, theirs = (extend(network, one, ["", "the cat"], options) for one in (WORDS, bare))
+    ours, theirs = (continue_prompts(network, one, ["", "the cat"], options) for one in (WORDPIECE, bare))
     assert ours[0][0].tokens == theirs[0][0].tokens
     assert theirs[1][0].text.startswith("the cat")
     assert ours[1][0].log_probability != pytest.approx(theirs[1][0].log_probability, rel=1e-3)
@@ -92,9 +96,47 @@ def test_a_prompt_begins_as_the_tokenizer_says_and_an_empty_one_begins_all_the_s
 def test_a_line_is_named_by_its_number_in_the_whole_input():
     network = small(zoo.transformer(16, 1, 2, position=Learned(8))).network
     with pytest.raises(InputError, match="line 2,050 has 12 tokens"):
-        translate(network, (WORDS, WORDS), ["a", "the " * 11], Options(), first=2049)
+        translate(network, (WORDPIECE, WORDPIECE), ["a", "the " * 11], Options(), first_line=2049)
 
 
-def test_how_many_choices_must_be_some():
+def test_top_must_be_positive():
     with pytest.raises(InputError, match=r"top must be 1 or more, got 0 \(--top\)"):
         small(BERT).fill("the [MASK]", top=0)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A layer of the caller's own: one trainable factor."""
+
+    initial: float = 1.0
+    name: ClassVar[str] = "scale"
+    facts: ClassVar[Facts] = Facts(constant_memory=True, packs=True)
+
+    def build(self, width: int, source_width: int | None = None) -> Sublayer:
+        layer = ScaleLayer()
+        layer.factor = nn.Parameter(Tensor([self.initial]))
+        return layer
+
+
+class ScaleLayer(Sublayer):
+    position_wise = True
+
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        return x * self.factor, None
+
+
+def test_a_model_with_a_layer_of_the_caller_is_loaded_with_parts_and_refused_without(tmp_path: Path):
+    gpt2 = zoo.gpt2(16, 1, 2)
+    model = small(replace(gpt2, decoder=replace(gpt2.decoder, layers=((*gpt2.decoder.layers[0], Scale(0.5)),))))
+    folder = save_model(tmp_path / "own", model, parts=[Scale])
+    loaded = regard.load(folder, device="cpu", parts=[Scale])
+    assert loaded.description == model.description
+    assert loaded.score(TEXTS) == model.score(TEXTS)
+    assert all(result.holds for result in regard.check(loaded))
+    with pytest.raises(DamagedFile, match="scale"):
+        regard.load(folder, device="cpu")
+
+
+def test_all_public_names_are_listed_and_found():
+    assert dir(regard) == sorted(regard.__all__)
+    assert all(hasattr(regard, name) for name in dir(regard))

@@ -146,20 +146,20 @@ def test_both_searches_find_the_same(text):
     ("cell", "score", "names"), [(LSTM(), General(), ("lstm", "luong")), (GRU(), Additive(), ("gru", "bahdanau"))]
 )
 def test_joey_says_what_our_network_says(text, cell, score, names):
-    """Both of its attentions ask after the cell; with bridges of zeros they are ours, weight by weight."""
+    """Both of its attentions ask after the cell; with initial states of zeros they are ours, weight by weight."""
     peer_of("recurrent")
     from bench.recurrent import JoeyLoop, as_joey, settings_of
     from bench.train import learner
 
-    description = zoo.luong(16, 2, cell=cell, score=score, reads="both", dropout=0.0)
-    trainer = learner(text, description, Training(batch_tokens=512, seed=3, smoothing=0.0))
+    description = zoo.luong(16, 2, cell=cell, score=score, direction="bidirectional", dropout=0.0)
+    trainer = learner(text, description, Training(batch_tokens=512, seed=3, label_smoothing=0.0))
     with torch.no_grad():
         for name, weight in trainer.network.named_parameters():
-            weight.mul_(0.0 if "bridges" in name or "readout.words.bias" in name else 3.0)
+            weight.mul_(0.0 if "initial_state" in name or "readout.lm_head.bias" in name else 3.0)
     peer = JoeyLoop(as_joey(settings_of(*names, 16, 2, 0.0), text.tokenizer, 0.0), trainer)
     fill_joey(peer.model, trainer.network)
     losses = []
-    for indices in trainer.plan.pool(0, 0)[:3]:
+    for indices in trainer.batches.pool(0, 0)[:3]:
         batch = trainer.samples.batch(indices)
         given = peer.given(batch)
         assert sorted(given.trg_input.tolist()) == sorted(batch.inputs["ids"].tolist())
@@ -174,30 +174,30 @@ def test_joey_says_what_our_network_says(text, cell, score, names):
 
 def fill_joey(model, network):
     """Our weights in Joey NMT's model."""
-    encoder, decoder = network.encoder.wiring.layers[0]["recurrent"], network.decoder.wiring.layers[0]["cross"]
+    encoder, decoder = network.encoder.layers[0]["recurrent"], network.decoder.layers[0]["cross"]
     encoder, decoder = encoder.sublayer, decoder.sublayer
     with torch.no_grad():
         model.src_embed.lut.weight.copy_(network.source_embed.table.weight)
         model.trg_embed.lut.weight.copy_(network.embed.table.weight)
-        model.decoder.output_layer.weight.copy_(network.readout.words.weight)
-        for number, ways in enumerate(encoder.layers):
-            for reader, ending in zip(ways, ("", "_reverse")):
-                for name, weight in reader.cell.named_parameters():
+        model.decoder.output_layer.weight.copy_(network.readout.lm_head.weight)
+        for number, directions in enumerate(encoder.layers):
+            for direction, ending in zip(directions, ("", "_reverse")):
+                for name, weight in direction.rnn.named_parameters():
                     getattr(model.encoder.rnn, name.replace("l0", f"l{number}{ending}")).copy_(weight)
-        for number, step in enumerate(decoder.steps):
-            fed = [step.inputs.weight] if number else [decoder.read.weight, step.inputs.weight]
+        for number, step in enumerate(decoder.cells):
+            fed = [step.inputs.weight] if number else [decoder.token_projection.weight, step.inputs.weight]
             getattr(model.decoder.rnn, f"weight_ih_l{number}").copy_(torch.cat(fed, dim=1))
-            getattr(model.decoder.rnn, f"weight_hh_l{number}").copy_(step.state.weight)
-            bias = decoder.biases[number - 1] if number else decoder.read.bias
+            getattr(model.decoder.rnn, f"weight_hh_l{number}").copy_(step.hidden.weight)
+            bias = decoder.biases[number - 1] if number else decoder.token_projection.bias
             getattr(model.decoder.rnn, f"bias_ih_l{number}").copy_(bias)
             getattr(model.decoder.rnn, f"bias_hh_l{number}").copy_(
-                torch.zeros_like(bias) if step.state.bias is None else step.state.bias
+                torch.zeros_like(bias) if step.hidden.bias is None else step.hidden.bias
             )
         answer, state = decoder.out.weight.chunk(2, dim=1)
         model.decoder.att_vector_layer.weight.copy_(torch.cat([state, answer], dim=1))
         model.decoder.att_vector_layer.bias.copy_(decoder.out.bias)
         model.decoder.bridge_layer.weight.zero_()
-        attention, theirs = decoder.ask.score, model.decoder.attention
+        attention, theirs = decoder.attention.score, model.decoder.attention
         theirs.key_layer.weight.copy_(getattr(attention, "matrix", getattr(attention, "key_matrix", None))[0].T)
         if hasattr(attention, "vector"):
             theirs.query_layer.weight.copy_(attention.query_matrix[0].T)

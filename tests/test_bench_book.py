@@ -9,7 +9,7 @@ import pytest
 
 from bench import book
 from regard.data.tokenize.train import Byte
-from regard.layers.lsh.masks import Ranks
+from regard.layers.lsh.masks import RankWindow
 from regard.layers.positions import Axial
 from regard.models import zoo
 from tests.small import small
@@ -19,7 +19,7 @@ TEXT = "It was on a hot evening early in July. " * 9
 
 @pytest.fixture(scope="module")
 def model():
-    return small(zoo.reformer(16, 2, 2, pattern=Ranks(4), buckets=4, position=Axial((40, 10))), [Byte().train([TEXT])])
+    return small(zoo.reformer(16, 2, 2, pattern=RankWindow(4), buckets=4, position=Axial((40, 10))), [Byte().train([TEXT])])
 
 
 def test_bits_are_those_of_the_text_at_once(model, monkeypatch):

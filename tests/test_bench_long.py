@@ -15,7 +15,7 @@ from bench import __main__ as command_line
 from bench import duplication, long
 from bench.long import GIB, Cost, Costs, Found, Kept, Limits, by_length, extended, measure, plot, sweep
 from bench.reformers import CHUNKS, FULL, LAYERS, LSH, MODELS, PLAIN, Case, work
-from regard.data.batching import IGNORE
+from regard.data.batching import IGNORE_INDEX
 from regard.errors import InputError
 
 SMALL = Case(PLAIN, 128, depth=1, width=32, heads=2, window=16, threads=1)
@@ -165,7 +165,7 @@ def test_a_word_is_said_twice_and_asked_the_second_time():
     assert whole[:, 0].tolist() == [0, 0]
     assert int(whole[:, 1:8].min()) >= 1
     assert torch.equal(targets[:, 8:], whole[:, 9:])
-    assert bool((targets[:, :8] == IGNORE).all())
+    assert bool((targets[:, :8] == IGNORE_INDEX).all())
     assert not torch.equal(ids, TASK.draw(4, 2)[0])
     assert not torch.equal(TASK.draw(1, 2)[0], TASK.draw(-1, 2)[0])
 

@@ -12,10 +12,10 @@ import pytest
 from regard.cli import app
 from regard.config.recipe import read_recipe
 from regard.data.tokenize.train import Byte
-from regard.layers.lsh.attention import Ranks
+from regard.layers.lsh.attention import RankWindow
 from regard.models import zoo
 from regard.training.settings import Training
-from tests.small import kept, small
+from tests.small import save_model, small
 from tests.training.runs import regard, write_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -56,8 +56,8 @@ def test_the_python_of_the_page_on_long_texts_runs(
     book = tmp_path / "book.txt"
     book.write_text("It was the best of times, it was the worst of times.\n" * 40)
     # A small model that has learnt nothing stands for the recipe's.
-    model = small(zoo.reformer(32, 2, 2, buckets=8, pattern=Ranks(16)), (Byte().train([book.read_text()]),))
-    kept(tmp_path / "runs" / "reformer", model)
+    model = small(zoo.reformer(32, 2, 2, buckets=8, pattern=RankWindow(16)), (Byte().train([book.read_text()]),))
+    save_model(tmp_path / "runs" / "reformer", model)
     names: dict[str, object] = {}
     for block in blocks(ROOT / "docs" / "long.md", "python"):
         exec(compile(block, "long.md", "exec"), names)

@@ -15,6 +15,10 @@ def test_no_file_is_longer_than_600_lines():
     assert {str(path): n for path in FILES if (n := len(path.read_text().splitlines())) > 600} == {}
 
 
+def test_no_file_is_a_drawer_for_everything():
+    assert not {path.name for path in FILES} & {"common.py", "utils.py", "helpers.py", "misc.py"}
+
+
 def test_nothing_unpickles_evaluates_or_starts_a_shell():
     banned = {"eval", "exec", "pickle.load", "pickle.loads", "torch.load", "yaml.load", "os.system"}
     for path in FILES:

@@ -187,7 +187,7 @@ def too_long(scene: Scene) -> list[str]:
 
 @case
 def not_finite(scene: Scene) -> list[str]:
-    return scene.train("train.rate=1e38", "train.clip=1e38", "train.steps=9", "train.schedule=constant")
+    return scene.train("train.learning_rate=1e38", "train.clip=1e38", "train.steps=9", "train.schedule=constant")
 
 
 @case

@@ -8,19 +8,25 @@ from typing import TYPE_CHECKING, Any
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.api import beside, load, steps
+    from regard.api import load, side_by_side, steps
     from regard.config.run import train
+    from regard.evaluation.check import check
     from regard.models import zoo
 
-__all__ = ["__version__", "beside", "load", "steps", "train", "zoo"]
+__all__ = ["__version__", "check", "load", "side_by_side", "steps", "train", "zoo"]
 
-_HOMES = {"beside": "api", "load": "api", "steps": "api", "train": "config.run"}
+_HOMES = {"check": "evaluation.check", "load": "api", "side_by_side": "api", "steps": "api", "train": "config.run"}
 
 
 def __getattr__(name: str) -> Any:
-    """Torch takes seconds to import, so what needs it is imported when it is first asked for."""
+    """Lazy import: importing torch takes seconds, so names that need it are imported on first use."""
     if name == "zoo":
         return import_module("regard.models.zoo")
     if name not in _HOMES:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
     return getattr(import_module(f"regard.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, imported yet or not."""
+    return __all__

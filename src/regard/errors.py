@@ -1,4 +1,4 @@
-"""What can go wrong, by the exit code a person gets. A message says what (where), then what to do."""
+"""Errors by exit code. A message tells what (where), then what to do."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from difflib import get_close_matches
 
 
 class RegardError(Exception):
-    """A fault a person can mend; the command line prints it as one line and exits with `exit_code`."""
+    """An error that the user can correct; the command line prints it as one line and exits with `exit_code`."""
 
     exit_code = 1
 
 
 class RunFailed(RegardError):
-    """The run itself went wrong: a loss that is not finite, memory that ran out."""
+    """The run itself failed: a loss that is not finite, memory that ran out."""
 
 
 class InputError(RegardError, ValueError):
@@ -23,13 +23,13 @@ class InputError(RegardError, ValueError):
 
 
 class DamagedFile(RegardError):
-    """A file that is broken, or that might do harm."""
+    """A damaged or hostile file."""
 
     exit_code = 3
 
 
 class CannotResume(RegardError):
-    """A run that cannot go on from what its folder holds."""
+    """A run that cannot resume from its folder."""
 
     exit_code = 4
 
@@ -49,7 +49,7 @@ class Interrupted(RegardError):
 
 
 class Note(UserWarning):
-    """What a person should know of a folder that is read nevertheless; the command line prints it as one line."""
+    """A note about a folder that loads nevertheless; the command line prints it as one line."""
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

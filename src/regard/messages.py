@@ -1,6 +1,6 @@
-"""What can go wrong, once: this table makes the messages, the page docs/errors.md and the list of what tests provoke.
+"""The catalogue of error messages: errors, the page docs/errors.md and the tests all come from this table.
 
-A fault ends the command with one line and an exit code; a warning is said, and the work goes on.
+A fault ends the command with one line and an exit code; a warning is printed, and the work continues.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from regard.errors import CannotResume, DamagedFile, DiskTrouble, InputError, Re
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the catalogue: when it is said, what it says, and what it tells a person to do."""
+    """A row of the catalogue: when it applies, the message, and what to do."""
 
     when: str
     what: str
     remedy: str
 
     def text(self, **facts: Any) -> str:
-        """The message, with the facts of the case."""
+        """The message, with its fields filled in."""
         return f"{self.what} {self.remedy}".strip().format(**facts)
 
 
 @dataclass(frozen=True)
 class Fault(Row):
-    """Something that ends the command, with the exit code of its kind."""
+    """An error that ends the command, with the exit code of its class."""
 
     kind: type[RegardError] = InputError
 
@@ -38,15 +38,15 @@ class Fault(Row):
 
 @dataclass(frozen=True)
 class Notice(Row):
-    """Something a person should know, while the work goes on."""
+    """A warning; the work continues."""
 
     def __call__(self, **facts: Any) -> str:
-        """The line to say."""
+        """The line to print."""
         return f"warning: {self.text(**facts)}"
 
 
 NO_FILE = Fault(
-    "A file is not there",
+    "A file does not exist",
     "no such file: {path}.",
     "Current directory is {here}.{hint}",
 )
@@ -69,7 +69,7 @@ BAD_UTF8 = Fault(
     "A byte is not UTF-8",
     "{path} line {line:,}, byte {byte:,}: 0x{value:02X} is not UTF-8 (looks like {likely}).",
     "Convert: iconv -f {encoding} -t UTF-8 < {quoted} > utf8.txt. "
-    'Or leave such lines out of training: text.bad_utf8 = "skip".',
+    'Or skip such lines in training: text.bad_utf8 = "skip".',
 )
 UTF16 = Fault(
     "A file is UTF-16",
@@ -90,7 +90,7 @@ NOT_GZIP = Fault(
 NUL = Fault(
     "A line holds a NUL byte",
     "{path} line {line:,}: NUL byte. Lines affected: {count:,}.",
-    "Remove it: tr -d '\\000' < {quoted} > clean.txt. Or have it stripped in training: text.control = \"strip\".",
+    "Remove it: tr -d '\\000' < {quoted} > clean.txt. Or strip it in training: text.control = \"strip\".",
 )
 GIANT_LINE = Fault(
     "A line is very long",
@@ -103,12 +103,12 @@ UNEQUAL_LINES = Fault(
     "Line i of one is the translation of line i of the other; find the line that is missing or split.",
 )
 COLUMNS = Fault(
-    "A line of a .tsv has not two columns",
+    "A line of a .tsv does not have two columns",
     "{path} line {line:,} has {count:,} columns, separated by tabs; a pair has 2.",
-    'Mend it, or say which columns to take: text.fields = ["1", "2"].',
+    'Correct it, or choose columns: text.fields = ["1", "2"].',
 )
 NOT_JSON = Fault(
-    "A line of a .jsonl is not what it should be",
+    "A line of a .jsonl is malformed",
     "{path} line {line:,}: {why}.",
     'Each line is an object with "text", or "source" and "target"; other names: text.fields = ["de", "en"].',
 )
@@ -116,12 +116,12 @@ SHIFTED = Notice(
     "Pairs look shifted",
     "from line {line:,} on, the pairs of {path} look misaligned (correlation of lengths {before:.2f} before, "
     "{after:.2f} after; {shifted:.2f} with the target moved by {lag:+d}).",
-    'Look at these lines before you train; text.alignment = "unchecked" says no more of it.',
+    'Look at these lines before you train; text.alignment = "unchecked" turns this check off.',
 )
 OVERLAP = Notice(
-    "Validation text is among the training text",
-    "{count:,} of {lines:,} validation lines also occur in training; scores will flatter.",
-    "Take them out of {path}.",
+    "Validation text overlaps the training text",
+    "{count:,} of {lines:,} validation lines also occur in training; scores will be too good.",
+    "Remove them from {path}.",
 )
 LEFT_OUT = Notice(
     "Some texts were left out",
@@ -139,43 +139,43 @@ VOCABULARY_TOO_SMALL = Fault(
     "Use size = {least} or more.",
 )
 INDIVISIBLE = Fault(
-    "The width cannot be dealt among the heads",
+    "The width is not divisible by the number of heads",
     "width {width} is not divisible by {heads} heads.",
     "Try width {lower} or {upper}.",
 )
 TOO_LONG = Fault(
-    "A text is longer than the model reads",
+    "A text is longer than the model can read",
     "{what} has {tokens:,} tokens, this model reads {longest:,}.",
-    "Shorten it, or train a model that reads more (model.position).",
+    "Shorten it, or train a model with more positions (model.position).",
 )
 NOT_FINITE = Fault(
     "The loss is not a number",
-    "loss is {loss:.4g} at step {step:,} (rate {rate:.2e}, gradient norm {norm:.3g}), batch {where}.",
-    "Try train.rate = {lower:.1e}, or look at these lines.",
+    "loss is {loss:.4g} at step {step:,} (learning rate {learning_rate:.2e}, gradient norm {norm:.3g}), batch {where}.",
+    "Try train.learning_rate = {lower:.1e}, or look at these lines.",
     RunFailed,
 )
 CUT = Notice(
-    "Memory runs out for a step, which is then cut into more parts",
-    "out of memory at step {step:,}; it was done again in {parts:,} parts, as all steps are from now on. The result is "
-    "the same up to rounding and the draws of dropout.",
+    "Memory runs out in a step, which is then split into micro-batches",
+    "out of memory at step {step:,}; repeated in {parts:,} micro-batches (gradient accumulation), as all steps from now "
+    "on. The result is the same up to rounding and dropout.",
     "For the next run: train.accumulate = {parts}.",
 )
 LITTLE_MEMORY = Notice(
-    'The smallest batch that train.batch_tokens = "fit" tries hardly fits',
+    'The smallest batch that train.batch_tokens = "fit" tries barely fits',
     "batch_tokens = {tokens:,} needs most of the memory or more (train.batch_tokens).",
     "See what to change: regard plan RECIPE.",
 )
 OUT_OF_MEMORY = Fault(
     "Memory runs out, even for one sample",
     "out of memory at step {step:,}: not even one sample fits, the longest has {length:,} tokens.",
-    "Try train.recompute = true, lower text.task.max_length or text.task.length, or take a smaller model.",
+    "Try train.gradient_checkpointing = true, lower text.task.max_length or text.task.length, or take a smaller model.",
     RunFailed,
 )
 OUT_OF_MEMORY_TOGETHER = Fault(
     "Memory runs out in one of several processes",
-    "out of memory at step {step:,}, and processes that learn together cannot cut a step anew.",
-    'Go on with train.recompute = true, train.parallel = "shard" or more processes; a new run also with a higher '
-    "train.accumulate.",
+    "out of memory at step {step:,}, and distributed training cannot split a step again.",
+    'Resume with train.gradient_checkpointing = true, train.parallel = "shard" or more processes; a new run can also '
+    "use a higher train.accumulate.",
     RunFailed,
 )
 DISK_FULL = Fault(
@@ -196,7 +196,7 @@ NOT_WRITABLE = Fault(
     "Choose --out or change permissions.",
 )
 IN_USE = Fault(
-    "Another run has the folder",
+    "Another run uses the folder",
     "{folder} is in use by {holder}.",
     "Stop it or choose another --out.",
 )
@@ -214,7 +214,7 @@ NO_CHECKPOINT = Fault(
 CHANGED_TEXT = Fault(
     "The text changed since the run was saved",
     "cannot resume: {path} changed since {folder} was last saved ({key}).",
-    "Use the old text, or --new-data to go on with the new one from its beginning.",
+    "Use the old text, or --new-data to resume with the new one from its beginning.",
     CannotResume,
 )
 CHANGED_SETTING = Fault(
@@ -224,7 +224,7 @@ CHANGED_SETTING = Fault(
     CannotResume,
 )
 OTHER_MACHINE = Notice(
-    "A run goes on with another torch, device, or number of threads or processes",
+    "A run resumes with another torch, device, or number of threads or processes",
     "checkpoint made with {old}; now {new}.",
     "Results will be close but not bit-identical.",
 )
@@ -247,7 +247,7 @@ CONFIG_AND_WEIGHTS = Fault(
     DamagedFile,
 )
 UNKNOWN_ARCHITECTURE = Fault(
-    "A folder holds a model of another kind",
+    "A folder holds an unsupported model",
     "model_type {found!r} is not supported ({folder}/config.json).",
     "regard reads its own folders and those of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian and Reformer.",
 )
@@ -266,7 +266,7 @@ OUTSIDE = Fault(
 BAD_TOKENIZER = Fault(
     "A tokenizer.json cannot be used",
     "tokenizer.json cannot be used: {why}.",
-    "Copy or download it again, or have it saved with plainer rules.",
+    "Copy or download it again, or save it with simpler rules.",
     DamagedFile,
 )
 FOREIGN_TOKENIZER = Fault(
@@ -276,12 +276,12 @@ FOREIGN_TOKENIZER = Fault(
     DamagedFile,
 )
 
-_PREFACE = """# What can go wrong
+_PREFACE = """# Error messages
 
-Every fault is one line, `regard: error: what (where). what to do.`, and an exit code: 1 the run failed, 2 bad input or
+Every error is one line, `regard: error: what (where). what to do.`, and an exit code: 1 the run failed, 2 bad input or
 usage, 3 a damaged or hostile file, 4 cannot resume, 74 disk trouble, 130 and 143 signals. A traceback comes only with
-`--debug`. A warning is said, and the work goes on. This page is made from `regard/messages.py`, as are the messages;
-tests provoke each of them."""
+`--debug`. After a warning the work continues. This page is generated from `regard/messages.py`; a
+test provokes every message."""
 
 ROWS: dict[str, Row] = {name: value for name, value in vars().items() if isinstance(value, Row)}
 
@@ -291,13 +291,13 @@ def document() -> str:
     lines = [*_PREFACE.splitlines(), "", "| when | message | exit code |", "|---|---|---|"]
     for row in ROWS.values():
         message = _shown(f"{row.what} {row.remedy}".strip()).replace("|", "\\|")
-        code = row.kind.exit_code if isinstance(row, Fault) else "goes on"
+        code = row.kind.exit_code if isinstance(row, Fault) else "warning"
         lines.append(f"| {row.when} | `{message}` | {code} |")
     return "\n".join(lines) + "\n"
 
 
 def _shown(template: str) -> str:
-    """A template for people: its fields in capitals."""
+    """A template with its fields in capitals."""
     parts = Formatter().parse(template)
     return "".join(text + (field.upper() if field else "") for text, field, _, _ in parts)
 

@@ -1,4 +1,4 @@
-"""How good a model is, in numbers that compare."""
+"""Metrics: BLEU, chrF, exact match, perplexity, bits per byte, accuracy, F1 and correlations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Quality:
 
     bleu: float
     chrf: float
-    exact: float  # per cent of lines that are right to the letter
+    exact: float  # per cent of lines equal to their reference
     lines: int
     bleu_signature: str
     chrf_signature: str
@@ -29,35 +29,35 @@ def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
     from sacrebleu.metrics.chrf import CHRF
 
     bleu, chrf = BLEU(), CHRF()
-    said, right = list(hypotheses), [list(references)]
+    lines, wrapped = list(hypotheses), [list(references)]
     exact = sum(one == other for one, other in zip(hypotheses, references))
     return Quality(
-        bleu=bleu.corpus_score(said, right).score,
-        chrf=chrf.corpus_score(said, right).score,
-        exact=100 * exact / max(1, len(said)),
-        lines=len(said),
+        bleu=bleu.corpus_score(lines, wrapped).score,
+        chrf=chrf.corpus_score(lines, wrapped).score,
+        exact=100 * exact / max(1, len(lines)),
+        lines=len(lines),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
     )
 
 
 def perplexity(loss: float) -> float:
-    """E to the mean cross entropy of a token."""
+    """The exponential of the mean cross entropy per token."""
     return math.exp(loss) if loss < 700 else math.inf
 
 
 def bits_per_byte(total: float, size: int) -> float:
-    """The summed cross entropy in bits, over the UTF-8 bytes it pays for: compares across tokenizers."""
+    """Summed cross entropy in bits per UTF-8 byte of text; comparable across tokenizers."""
     return total / math.log(2) / max(1, size)
 
 
-def agreement(said: NDArray[np.integer[Any]], right: NDArray[np.integer[Any]]) -> dict[str, float]:
-    """Of names given as numbers: how many are right, the mean of their F1 scores, and Matthews' correlation."""
-    names, numbered = np.unique(np.concatenate([said, right]), return_inverse=True)
-    mine, theirs = numbered[: len(said)], numbered[len(said) :]
+def agreement(predicted: NDArray[np.integer[Any]], expected: NDArray[np.integer[Any]]) -> dict[str, float]:
+    """Accuracy, macro F1 and Matthews' correlation of label ids."""
+    names, numbered = np.unique(np.concatenate([predicted, expected]), return_inverse=True)
+    mine, theirs = numbered[: len(predicted)], numbered[len(predicted) :]
     hits = np.bincount(mine[mine == theirs], minlength=len(names)).astype(float)
     of_mine, of_theirs = (np.bincount(of, minlength=len(names)).astype(float) for of in (mine, theirs))
-    total, right_ones = max(1, len(said)), hits.sum()
+    total, right_ones = max(1, len(predicted)), hits.sum()
     spread = (total**2 - (of_mine**2).sum()) * (total**2 - (of_theirs**2).sum())
     together = right_ones * total - (of_mine * of_theirs).sum()
     return {
@@ -67,9 +67,9 @@ def agreement(said: NDArray[np.integer[Any]], right: NDArray[np.integer[Any]]) -
     }
 
 
-def correlation(said: NDArray[np.floating[Any]], right: NDArray[np.floating[Any]]) -> dict[str, float]:
-    """Of numbers: how well they go together, as they are (Pearson) and by rank (Spearman)."""
-    return {"pearson": _pearson(said, right), "spearman": _pearson(_ranks(said), _ranks(right))}
+def correlation(predicted: NDArray[np.floating[Any]], expected: NDArray[np.floating[Any]]) -> dict[str, float]:
+    """Pearson's and Spearman's correlation."""
+    return {"pearson": _pearson(predicted, expected), "spearman": _pearson(_ranks(predicted), _ranks(expected))}
 
 
 def _pearson(one: NDArray[Any], other: NDArray[Any]) -> float:
@@ -79,7 +79,7 @@ def _pearson(one: NDArray[Any], other: NDArray[Any]) -> float:
 
 
 def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """The place of each value in order; equal ones share the mean of their places."""
+    """The rank of each value; equal values share the mean of their ranks."""
     _, numbered, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return ((2 * ends - counts - 1) / 2)[numbered]

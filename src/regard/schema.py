@@ -1,7 +1,7 @@
-"""Descriptions as data: frozen dataclasses to and from what JSON and TOML can write.
+"""Schema of descriptions: frozen dataclasses to and from the tables that JSON and TOML can write.
 
-A slot's annotation names the classes it may hold; `{kind = "reduced_rank", rank = 8}` is resolved among those and
-nothing else, so there is no registry and a file can never name a class that the slot does not offer.
+A slot's annotation names the classes it may hold; `{kind = "reduced_rank", rank = 8}` is resolved among those and the
+classes that the caller passes as `also`. There is no registry: a file names no class that its reader does not offer.
 """
 
 from __future__ import annotations
@@ -14,29 +14,59 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union
 
 from regard.errors import InputError, suggest
 
 T = TypeVar("T")
 
+_LINE = 100  # characters; longer lists of a TOML table are written over several lines
+
+
+class UnknownKind(InputError):
+    """A table whose `kind` names none of the classes that its slot offers."""
+
 
 def kind_of(cls: type) -> str:
-    """ReducedRank -> reduced_rank, RMSNorm -> rms_norm: the name a file uses for a class."""
+    """The name of a class in files: its own ClassVar `kind`, else ReducedRank -> reduced_rank, RMSNorm -> rms_norm."""
+    kind = vars(cls).get("kind")
+    if isinstance(kind, str):
+        return kind
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
 
 
-def to_dict(value: Any) -> Any:
-    """A tree of descriptions -> a tree of dicts, lists and scalars, each description with its `kind`."""
+def to_dict(value: Any, *, brief: bool = False) -> Any:
+    """A tree of descriptions -> a tree of dicts, lists and scalars, each description with its `kind`.
+
+    A brief tree leaves out what equals its default and writes other Nones as "none", for TOML has no null.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_dict(getattr(value, field.name)) for field in dataclasses.fields(value)}
-        return {"kind": kind_of(type(value)), **fields}
+        values = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+        said = {field.name: item for field, item in values.items() if not brief or item != _default(field)}
+        return {"kind": kind_of(type(value)), **{name: to_dict(item, brief=brief) for name, item in said.items()}}
     if isinstance(value, (list, tuple)):
-        return [to_dict(item) for item in value]
+        return [to_dict(item, brief=brief) for item in value]
     if isinstance(value, Mapping):
-        return {key: to_dict(item) for key, item in value.items()}
-    return value
+        return {key: to_dict(item, brief=brief) for key, item in value.items()}
+    return "none" if brief and value is None else value
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """The default of a field, or the marker `MISSING`."""
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+
+
+def classes_of(value: Any) -> Iterable[type]:
+    """The classes of all descriptions in a tree, each once."""
+    found: dict[type, None] = {}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found[type(value)] = None
+        value = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            found |= dict.fromkeys(classes_of(item))
+    return tuple(found)
 
 
 def to_toml(tables: Mapping[str, Any]) -> str:
@@ -47,37 +77,45 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def toml_value(value: Any) -> str:
-    """A plain value as TOML writes it inline."""
+def toml_value(value: Any, indent: str = "") -> str:
+    """A plain value as TOML writes it inline; long lists of tables get a line per item."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {toml_value(item, indent)}" for key, item in value.items()) + " }"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
+        items = [toml_value(item, indent + "  ") for item in value]
+        if sum(map(len, items)) <= _LINE or not isinstance(value[0], (Mapping, list, tuple)):
+            return "[" + ", ".join(items) + "]"
+        return "[\n" + "".join(f"{indent}  {item},\n" for item in items) + f"{indent}]"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    # JSON writes strings, numbers and booleans as TOML does, but for DEL.
+    # JSON writes strings, numbers and booleans as TOML does, except DEL.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
 
 
-def from_dict(annotation: Any, value: Any, *, where: str) -> Any:
-    """The opposite of `to_plain`: read `value` as what `annotation` allows; `where` names the place in errors."""
+def from_dict(annotation: Any, value: Any, *, where: str, also: Sequence[type] = ()) -> Any:
+    """The opposite of `to_dict`: read `value` as what `annotation` allows; `where` is its key in error messages.
+
+    `also` are classes of the caller's own: every union of descriptions offers them besides its own classes.
+    """
     if annotation is Any:
         return value
     origin = typing.get_origin(annotation)
     if origin in (Union, types.UnionType):
-        return _from_union(typing.get_args(annotation), value, where)
+        return _from_union(typing.get_args(annotation), value, where, also)
     if origin is Literal:
         return _from_literal(typing.get_args(annotation), value, where)
     if origin in (tuple, list):
-        return _from_sequence(annotation, value, where)
+        return _from_sequence(annotation, value, where, also)
     if origin is dict:
         return dict(value)
     if dataclasses.is_dataclass(annotation):
-        return _from_table([annotation], value, where)
+        return _from_table([annotation], value, where, also, closed=True)
     return _from_scalar(annotation, value, where)
 
 
-def call_from_dict(function: Callable[..., T], arguments: Mapping[str, Any], *, where: str) -> T:
+def call_from_dict(
+    function: Callable[..., T], arguments: Mapping[str, Any], *, where: str, also: Sequence[type] = ()
+) -> T:
     """Call a function with arguments read by its own annotations; unknown or missing names are errors."""
     parameters = inspect.signature(function).parameters
     hints = _hints(function)
@@ -85,7 +123,8 @@ def call_from_dict(function: Callable[..., T], arguments: Mapping[str, Any], *, 
         if name not in parameters:
             raise InputError(f'unknown key "{name}" ({where}). {suggest(name, parameters)}')
     given = {
-        name: from_dict(hints.get(name, Any), value, where=f"{where}.{name}") for name, value in arguments.items()
+        name: from_dict(hints.get(name, Any), value, where=f"{where}.{name}", also=also)
+        for name, value in arguments.items()
     }
     missing = [
         name
@@ -101,7 +140,7 @@ def call_from_dict(function: Callable[..., T], arguments: Mapping[str, Any], *, 
 
 
 def located(message: str, where: str) -> str:
-    """An error with its place behind what went wrong: "what (where). what to do.", also if it names the key alone."""
+    """Put the key behind what went wrong: "what (where). what to do."; a message may have the key already."""
     if where in message:
         return message
     key = where.rpartition(": ")[2]
@@ -114,10 +153,16 @@ def located(message: str, where: str) -> str:
 
 @functools.cache
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    return typing.get_type_hints(function)
+    try:
+        return typing.get_type_hints(function)
+    except NameError as error:
+        name = getattr(function, "__name__", function)
+        raise InputError(
+            f"annotations of {name} cannot be read: {error}. Define it and them outside functions."
+        ) from None
 
 
-def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
+def _from_union(options: tuple[Any, ...], value: Any, where: str, also: Sequence[type]) -> Any:
     if type(None) in options and (value is None or (value == "none" and str not in options)):
         return None
     wanted = [option for option in options if option is not type(None)]
@@ -126,60 +171,67 @@ def _from_union(options: tuple[Any, ...], value: Any, where: str) -> Any:
         literals = [option for option in options if typing.get_origin(option) is Literal]
         if isinstance(value, str) and (str in options or any(value in typing.get_args(o) for o in literals)):
             return value
-        return _from_table(described, value, where)
+        return _from_table(described, value, where, also)
     failures = []
     for option in wanted:
         try:
-            return from_dict(option, value, where=where)
+            return from_dict(option, value, where=where, also=also)
         except InputError as error:
             failures.append(error)
     if len(wanted) == 1 or isinstance(value, (list, tuple)):
         raise failures[-1]  # of several ways to read a list, the last is the one for lists
-    raise InputError(f"expected {_any_of(map(_expected, wanted))}, got {_shown(value)} ({where}).")
+    raise InputError(f"expected {_any_of(map(_expected, wanted))}, got {_as_toml(value)} ({where}).")
 
 
 def _from_literal(allowed: tuple[Any, ...], value: Any, where: str) -> Any:
     if value in allowed:
         return value
     hint = suggest(str(value), [str(option) for option in allowed])
-    raise InputError(f"{_shown(value)} is not a choice ({where}). {hint}")
+    raise InputError(f"{_as_toml(value)} is not a choice ({where}). {hint}")
 
 
-def _from_sequence(annotation: Any, value: Any, where: str) -> Any:
+def _from_sequence(annotation: Any, value: Any, where: str, also: Sequence[type]) -> Any:
     if not isinstance(value, (list, tuple)):
-        raise InputError(f"expected a list, got {_shown(value)} ({where}). Write it in square brackets.")
+        raise InputError(f"expected a list, got {_as_toml(value)} ({where}). Write it in square brackets.")
     inner = typing.get_args(annotation)
     if _fixed(inner) and len(value) != len(inner):
         raise InputError(f"expected {len(inner)} values, got {len(value)} ({where}). Give {len(inner)}.")
     kinds = inner if len(inner) == len(value) and Ellipsis not in inner else (inner[0],) * len(value)
-    items = [from_dict(kind, item, where=f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value))]
+    items = [
+        from_dict(kind, item, where=f"{where}[{i}]", also=also) for i, (kind, item) in enumerate(zip(kinds, value))
+    ]
     return tuple(items) if typing.get_origin(annotation) is tuple else items
 
 
 def _fixed(inner: tuple[Any, ...]) -> bool:
-    """Whether a tuple has so many places and no other number."""
+    """Whether a tuple has a fixed number of items."""
     return len(inner) > 1 and Ellipsis not in inner
 
 
-def _from_table(options: list[Any], value: Any, where: str) -> Any:
-    """A dataclass from a table; `kind` chooses among several, and a bare string is a kind with nothing else said."""
+def _from_table(options: list[Any], value: Any, where: str, also: Sequence[type], *, closed: bool = False) -> Any:
+    """A dataclass from a table; `kind` chooses among several, and a bare string is a kind with all its defaults.
+
+    A class of the slot wins over one of `also` with the same kind; a closed slot offers nothing of `also`.
+    """
     if isinstance(value, str):
         value = {"kind": value}
     if not isinstance(value, Mapping):
         like = f'a table like {{ kind = "{kind_of(options[0])}" }}' if len(options) > 1 else "a table"
-        raise InputError(f"expected {like}, got {_shown(value)} ({where}). {_kinds(options)}".strip())
+        raise InputError(f"expected {like}, got {_as_toml(value)} ({where}). {_kinds(options)}".strip())
     value = dict(value)
     kind = value.pop("kind", None)
     if kind is None:
-        # Keys that only one of the choices has say which it is.
+        # Keys that only one of the choices has tell which it is.
         fitting = [option for option in options if value.keys() <= {f.name for f in dataclasses.fields(option)}]
         if len(options) == 1 or (value and len(fitting) == 1):
-            return call_from_dict((fitting or options)[0], value, where=where)
+            return call_from_dict((fitting or options)[0], value, where=where, also=also)
         raise InputError(f"a kind is missing ({where}). {_kinds(options)}")
-    for option in options:
+    offered = options if closed else [*options, *also]
+    for option in offered:
         if kind_of(option) == kind:
-            return call_from_dict(option, value, where=where)
-    raise InputError(f'unknown kind "{kind}" ({where}). {suggest(str(kind), map(kind_of, options))}')
+            return call_from_dict(option, value, where=where, also=also)
+    hint = f"{suggest(str(kind), map(kind_of, offered))} A class of your own: parts=[...] or --parts FILE.py."
+    raise UnknownKind(f'unknown kind "{kind}" ({where}). {hint}')
 
 
 def _from_scalar(annotation: Any, value: Any, where: str) -> Any:
@@ -191,32 +243,32 @@ def _from_scalar(annotation: Any, value: Any, where: str) -> Any:
         return int(value)
     if isinstance(annotation, type) and (type(value) is annotation):
         return value
-    raise InputError(f"expected {_expected(annotation)}, got {_shown(value)} ({where}).")
+    raise InputError(f"expected {_expected(annotation)}, got {_as_toml(value)} ({where}).")
 
 
 def _expected(annotation: Any) -> str:
-    """What an annotation allows, in words."""
+    """What an annotation allows, in plain English."""
     origin = typing.get_origin(annotation)
     if origin is Literal:
-        return _any_of(map(_shown, typing.get_args(annotation)))
+        return _any_of(map(_as_toml, typing.get_args(annotation)))
     if origin in (tuple, list):
         return "a list"
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    return words.get(annotation, "a table")
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(annotation, "a table")
 
 
 def _kinds(options: list[Any]) -> str:
-    """What to write where one of several tables is wanted."""
-    return f"Say kind = {_any_of(_shown(kind_of(option)) for option in options)}." if len(options) > 1 else ""
+    """The kinds to choose from, where there are several."""
+    return f"Say kind = {_any_of(_as_toml(kind_of(option)) for option in options)}." if len(options) > 1 else ""
 
 
-def _any_of(words: Iterable[str]) -> str:
+def _any_of(names: Iterable[str]) -> str:
     """a, b, c -> "a, b or c"."""
-    *before, last = words
+    *before, last = names
     return f"{', '.join(before)} or {last}" if before else last
 
 
-def _shown(value: Any) -> str:
-    """A value as it would be written in a recipe."""
+def _as_toml(value: Any) -> str:
+    """A value as a recipe writes it, cut to 60 characters."""
     text = toml_value(value) if isinstance(value, str | int | float | list | tuple | Mapping) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,7 @@ import regard as package
 from regard.data.tokenize.train import Character, Word
 from regard.errors import DamagedFile, InputError
 from regard.models import zoo
-from regard.store.folder import unique_tensors, write_description, write_generation, write_weights
+from regard.store.folder import unique_parameters, write_description, write_generation_config, write_weights
 from tests.cli.test_cli import fed
 from tests.training.runs import regard, write_recipe
 
@@ -34,8 +34,8 @@ def written(folder: Path, description: zoo.Model, *, size: int | None = None) ->
     tokenizer = Character().train(texts) if size is None else Word(size).train(texts)
     torch.manual_seed(5)
     network = description.build(tokenizer.vocabulary)
-    write_description(folder, network, (tokenizer, None), task="translate", generation={"num_beams": 2})
-    write_weights(folder, unique_tensors(network))
+    write_description(folder, network, (tokenizer, None), task="translate", generation_config={"num_beams": 2})
+    write_weights(folder, unique_parameters(network))
     return folder
 
 
@@ -85,7 +85,7 @@ def test_a_model_that_does_not_attend_refuses_in_one_line(option: str, tmp_path:
     folder = written(tmp_path, zoo.seq2seq(8, 1))
     code, out, err = fed(b"abc\n", "translate", folder, option)
     assert (code, out, err.count(b"\n")) == (2, b"", 1)
-    assert b"does not attend to its source" in err
+    assert b"has no cross-attention" in err
     with pytest.raises(InputError, match="does not attend"):
         package.load(folder).align(["a"], ["b"])
 
@@ -94,8 +94,8 @@ def test_unknown_words_are_said_as_the_source_has_them(tmp_path: Path):
     folder = written(tmp_path, zoo.luong(8, 1), size=6)
     model = package.load(folder)
     with torch.no_grad():
-        model.network.readout.words.bias[model.tokenizer.unknown] = 99.0
-        write_weights(folder, unique_tensors(model.network))
+        model.network.readout.lm_head.bias[model.tokenizer.unk] = 99.0
+        write_weights(folder, unique_parameters(model.network))
     plain = fed(b"Hut\n", "translate", folder, "--max-tokens", "3")[1]
     code, out, _ = fed(b"Hut\n", "translate", folder, "--max-tokens", "3", "--replace-unknown", "--alignment")
     assert (code, plain, out) == (0, b"\n", b"Hut Hut Hut ||| 0-0 0-1 0-2\n")
@@ -109,15 +109,15 @@ def test_heads_can_be_chosen_and_kept(tmp_path: Path):
     assert len(loaded.aligner.heads) == 4
     pairs = ["abc def", "def", "ghi abc"] * 4
     gold = loaded.align(pairs, pairs)
-    loaded.generation["alignment_heads"] = [(1, 0)]
+    loaded.generation_config["alignment_heads"] = [(1, 0)]
     assert loaded.aligner.heads == [(1, 0)]
-    heads = loaded.choose_aligner(pairs, pairs, gold)
+    heads = loaded.choose_alignment_heads(pairs, pairs, gold)
     assert loaded.align(pairs, pairs) == gold
-    write_generation(folder, loaded.generation)
+    write_generation_config(folder, loaded.generation_config)
     assert list(package.load(folder).aligner.heads) == heads
     assert package.load(folder).defaults().beam == 2
     with pytest.raises(InputError, match="12 pairs and 1 alignments"):
-        loaded.choose_aligner(pairs, pairs, gold[:1])
+        loaded.choose_alignment_heads(pairs, pairs, gold[:1])
     with pytest.raises(InputError, match="align takes lists of texts"):
         loaded.align("abc", "abc")
 

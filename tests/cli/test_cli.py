@@ -236,7 +236,7 @@ def test_a_recipe_for_labelled_lines_trains_a_classifier(tmp_path: Path, head: s
     assert ("fields" in recipe) == bool(head)
     (tmp_path / "r.toml").write_text(recipe)
     assert regard("train", tmp_path / "r.toml", "--out", tmp_path / "run", "--set", "train.steps=2")[0] == 0
-    assert read_description(tmp_path / "run")[0].readout.says == "names"
+    assert read_description(tmp_path / "run")[0].readout.outputs == "labels"
 
 
 def test_a_recipe_for_own_files_trains(tmp_path: Path):
@@ -274,11 +274,11 @@ def test_a_folder_that_cannot_be_written_is_refused_before_any_work(tmp_path: Pa
 
 def test_a_loss_that_is_not_finite_stops_before_the_update(tmp_path: Path):
     recipe = write_recipe(tmp_path)
-    code, _, err = regard("train", recipe, "--out", tmp_path / "run", "--set", "train.rate=1e38")
+    code, _, err = regard("train", recipe, "--out", tmp_path / "run", "--set", "train.learning_rate=1e38")
     assert code == 1
     assert err.count("\n") == 1
     assert "train.a:" in err
-    assert "train.rate" in err
+    assert "train.learning_rate" in err
 
 
 def test_a_run_learns_from_standard_input_and_several_corpora(tmp_path: Path):

@@ -31,9 +31,9 @@ task   = {{ kind = "language_model", length = 64 }}
 [train]
 steps        = 60
 batch_tokens = 256
-rate         = 2e-2
+learning_rate = 2e-2
 optimizer    = "muon"
-smoothing    = 0.0
+label_smoothing = 0.0
 schedule     = {{ kind = "cosine", warmup = 5 }}
 """
 

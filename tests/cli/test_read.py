@@ -23,7 +23,7 @@ from regard.data.tokenize.train import WordPiece
 from regard.layers.positions import Learned
 from regard.models import zoo
 from regard.models.readouts import Label, Number, Tags
-from tests.small import TEXTS, kept, small
+from tests.small import TEXTS, save_model, small
 from tests.training.runs import ENVIRONMENT
 
 PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
@@ -36,13 +36,13 @@ Fed = Callable[..., tuple[int, bytes, str]]
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("read") / "runs"
     spans = WordPiece(80, sentinels=4).train(TEXTS * 4)
-    kept(root / "bert", small(BERT))
-    kept(root / "gpt2", small(zoo.gpt2(16, 1, 2, position=Learned(32))))
-    kept(root / "translator", small(zoo.transformer(16, 1, 2)))
-    kept(root / "t5", small(zoo.t5(16, 1, 2), (spans,), generation={"max_new_tokens": 6}))
-    kept(root / "labels", small(replace(BERT, readout=Label(("bad", "good")))))
-    kept(root / "numbers", small(replace(BERT, readout=Number())))
-    kept(root / "tags", small(replace(BERT, readout=Tags(("X", "Y")))))
+    save_model(root / "bert", small(BERT))
+    save_model(root / "gpt2", small(zoo.gpt2(16, 1, 2, position=Learned(32))))
+    save_model(root / "translator", small(zoo.transformer(16, 1, 2)))
+    save_model(root / "t5", small(zoo.t5(16, 1, 2), (spans,), generation_config={"max_new_tokens": 6}))
+    save_model(root / "labels", small(replace(BERT, readout=Label(("bad", "good")))))
+    save_model(root / "numbers", small(replace(BERT, readout=Number())))
+    save_model(root / "tags", small(replace(BERT, readout=Tags(("X", "Y")))))
     return root
 
 
@@ -206,7 +206,7 @@ def test_the_wrong_verb_names_the_one_that_fits(verb: str, name: str, fits: str,
 
 
 def test_a_line_too_long_is_named_by_its_number_in_the_whole_input(tmp_path: Path, fed: Fed):
-    folder = kept(tmp_path / "m", small(zoo.transformer(16, 1, 2, position=Learned(8))))
+    folder = save_model(tmp_path / "m", small(zoo.transformer(16, 1, 2, position=Learned(8))))
     code, _, err = fed("\n" * 2049 + "the " * 11 + "\n", "translate", folder)
     assert (code, "line 2,050 has 12 tokens" in err) == (2, True)
 

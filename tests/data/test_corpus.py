@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from regard.data.read import files, texts
 from regard.data.read.corpus import Corpus, embedded_corpus, pair_paths, read_corpus, read_lines
-from regard.data.read.files import Reading, read_text
+from regard.data.read.files import ReadOptions, read_text
 from regard.data.read.texts import cut_text
 from regard.errors import InputError
 
@@ -155,7 +155,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 def test_a_giant_line_is_refused_before_it_is_read_but_may_be_a_document(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LONGEST_LINE", 9)
+    monkeypatch.setattr(files, "MAX_LINE_BYTES", 9)
     write("x", b"012345678\n" + b"a" * 10 + b"\nb\n")
     with pytest.raises(InputError, match="x line 2 is longer than 9 bytes"):
         read_lines("x")
@@ -197,8 +197,8 @@ def test_files_of_different_length_are_no_pairs(write: Write) -> None:
 def test_one_file_is_one_document_or_its_lines_or_its_paragraphs(write: Write) -> None:
     write("x", b"a\nb\n\n \n\nc\n")
     assert list(read_corpus("x").sources) == ["a\nb\n\n \n\nc\n"]
-    assert list(read_corpus("x", Reading("line")).sources) == ["a", "b", "", " ", "", "c"]
-    assert list(read_corpus("x", Reading("paragraph")).sources) == ["a\nb", "c"]
+    assert list(read_corpus("x", ReadOptions("line")).sources) == ["a", "b", "", " ", "", "c"]
+    assert list(read_corpus("x", ReadOptions("paragraph")).sources) == ["a\nb", "c"]
     assert read_corpus("x").targets is None
 
 
@@ -206,7 +206,7 @@ def test_one_file_is_one_document_or_its_lines_or_its_paragraphs(write: Write) -
 def test_an_empty_file_is_refused(write: Write, documents: files.Documents) -> None:
     write("x", b"")
     with pytest.raises(InputError, match=r"^x has 0 lines\. Name a file that holds text\.$"):
-        read_corpus("x", Reading(documents))
+        read_corpus("x", ReadOptions(documents))
 
 
 def test_empty_pairs_are_refused(write: Write) -> None:
@@ -239,7 +239,7 @@ def test_the_digest_tells_every_corpus_apart() -> None:
 
 
 def test_the_digest_depends_on_the_text_alone() -> None:
-    program = "from regard.text.corpus import Corpus; print(Corpus(['ä', 'b'], ('c', 'd'), ('x',)).digest)"
+    program = "from regard.data.read.corpus import Corpus; print(Corpus(['ä', 'b'], ('c', 'd'), ('x',)).digest)"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert Corpus(("ä", "b"), ["c", "d"], ("another name",)).digest == other
 

@@ -36,7 +36,7 @@ def days(lines: list[DateLine]) -> set[str]:
 
 def fingerprint(*, before: str = "", hash_seed: str = "0") -> str:
     """What a Python of its own makes of the first lines, after running `before`."""
-    code = before + "import hashlib; from regard.text.dates import date_lines; "
+    code = before + "import hashlib; from regard.data.corpora.dates import date_lines; "
     code += "print(hashlib.sha256(repr(date_lines('train', lines=2000)).encode()).hexdigest())"
     environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code]

@@ -18,7 +18,7 @@ from tokenizers import models, pre_tokenizers
 from regard.data.read import texts as texts_module
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import cut_text
-from regard.data.tokenize.tokenizer import BEGIN, END, MASK, PAD, SPECIALS, UNKNOWN, Roles, Tokenizer
+from regard.data.tokenize.tokenizer import BOS, EOS, MASK, PAD, SPECIALS, UNK, SpecialTokens, Tokenizer
 from regard.data.tokenize.train import (
     BPE,
     Byte,
@@ -70,7 +70,7 @@ def test_every_text_comes_back_from_a_byte_level_tokenizer(name: str, text: str)
     tokenizer = TRAINED[name]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
-    assert tokenizer.unknown not in ids
+    assert tokenizer.unk not in ids
 
 
 @pytest.mark.parametrize("name", ["character", "word"])
@@ -88,12 +88,12 @@ def test_word_pieces_come_back_but_for_how_they_were_spaced() -> None:
 @given(text=ODD_TEXT)
 def test_tokens_have_a_place_in_the_text_they_come_from(name: str, text: str) -> None:
     tokenizer = TRAINED[name]
-    read = tokenizer.encode_in_place(text)
+    read = tokenizer.encode_with_offsets(text)
     assert read.ids == tokenizer.encode(text)
-    starts, ends = ([span[side] for span in read.spans] for side in (0, 1))
+    starts, ends = ([span[side] for span in read.offsets] for side in (0, 1))
     assert starts == sorted(starts)
     assert ends == sorted(ends)
-    covered = {place for start, end in read.spans for place in range(start, end)}
+    covered = {place for start, end in read.offsets for place in range(start, end)}
     assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
 
 
@@ -102,25 +102,25 @@ def test_tokens_have_a_place_in_the_text_they_come_from(name: str, text: str) ->
 def test_tokens_have_a_place_in_the_text_they_make(name: str, text: str, cut: int) -> None:
     tokenizer = TRAINED[name]
     ids = [*tokenizer.encode(text)[cut:], tokenizer.mask, *tokenizer.encode(text)]
-    said, spans = tokenizer.decode_in_place(ids)
+    said, spans = tokenizer.decode_with_offsets(ids)
     assert said == tokenizer.decode(ids)
-    shown = [span for span, number in zip(spans, ids) if number not in (tokenizer.mask, tokenizer.unknown)]
+    shown = [span for span, number in zip(spans, ids) if number not in (tokenizer.mask, tokenizer.unk)]
     assert all(one == other or one[1] == other[0] for one, other in pairwise(shown))
     assert not shown or (shown[0][0], shown[-1][1]) == (0, len(said))
 
 
 def test_the_parts_of_a_character_share_its_place() -> None:
     byte = TRAINED["byte"]
-    assert byte.encode_in_place("aé").spans == [(0, 1), (1, 2), (1, 2)]
-    assert byte.decode_in_place(byte.encode("aé"))[1] == [(0, 1), (1, 2), (1, 2)]
-    assert byte.decode_in_place(byte.encode("aé")[:2]) == ("a\ufffd", [(0, 1), (1, 2)])
+    assert byte.encode_with_offsets("aé").offsets == [(0, 1), (1, 2), (1, 2)]
+    assert byte.decode_with_offsets(byte.encode("aé"))[1] == [(0, 1), (1, 2), (1, 2)]
+    assert byte.decode_with_offsets(byte.encode("aé")[:2]) == ("a\ufffd", [(0, 1), (1, 2)])
 
 
 def test_a_special_token_in_a_text_keeps_its_place_when_it_is_cut_open() -> None:
     pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "</s>abpd")]
     tokenizer = Tokenizer.from_json(saved_elsewhere(models.Unigram(pieces, 0), specials=["<unk>", "<pad>", "</s>"]))
     text = "ab</s> a"
-    assert [text[start:end] for start, end in tokenizer.encode_in_place(text).spans] == list("ab</s>a")
+    assert [text[start:end] for start, end in tokenizer.encode_with_offsets(text).offsets] == list("ab</s>a")
 
 
 @pytest.mark.parametrize(
@@ -135,13 +135,13 @@ def test_what_an_unknown_token_stands_for_can_be_put_there(
     name: str, text: str, units: list[int], spelt: list[str]
 ) -> None:
     tokenizer = TRAINED[name]
-    read = tokenizer.encode_in_place(text)
+    read = tokenizer.encode_with_offsets(text)
     assert [read.units.index(unit) for unit in read.units] == units
-    assert [tokenizer.spell("Zürich", apart=apart) for apart in (False, True)] == spelt
+    assert [tokenizer.token_for_text("Zürich", new_word=apart) for apart in (False, True)] == spelt
     ids = tokenizer.encode(text)
-    place = tokenizer.unknowns(ids)[0]
-    start, end = read.spans[place]
-    said, spans = tokenizer.decode_in_place(ids, {place: tokenizer.spell(text[start:end], apart=True)})
+    place = tokenizer.unknown_positions(ids)[0]
+    start, end = read.offsets[place]
+    said, spans = tokenizer.decode_with_offsets(ids, {place: tokenizer.token_for_text(text[start:end], new_word=True)})
     assert said.startswith(text[:end])
     assert said[slice(*spans[place])].strip() == text[start:end].strip()
     assert len(spans) == len(ids)
@@ -149,7 +149,7 @@ def test_what_an_unknown_token_stands_for_can_be_put_there(
 
 def test_pieces_of_a_word_stand_together_where_unknown_tokens_are_words() -> None:
     tokenizer = WordPiece(size=20).train(["a ab abc b bc"] * 3 + ["xyz"])
-    read = tokenizer.encode_in_place("xyz a zyx")
+    read = tokenizer.encode_with_offsets("xyz a zyx")
     groups = [read.units.count(unit) for unit in dict.fromkeys(read.units)]
     assert len(groups) == 3
     assert sum(groups) == len(read.ids) > 3
@@ -158,13 +158,13 @@ def test_pieces_of_a_word_stand_together_where_unknown_tokens_are_words() -> Non
 def test_a_vocabulary_without_unknown_token_finds_none() -> None:
     words = {"<pad>": 0, "</s>": 1, "a": 2}
     tokenizer = Tokenizer.from_json(saved_elsewhere(models.WordLevel(words, unk_token="a"), specials=["<pad>", "</s>"]))
-    assert tokenizer.unknowns([0, 1, 2, 2]) == []
-    assert TRAINED["word"].unknowns([3, 7, 3]) == [0, 2]
+    assert tokenizer.unknown_positions([0, 1, 2, 2]) == []
+    assert TRAINED["word"].unknown_positions([3, 7, 3]) == [0, 2]
 
 
 def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
-    assert (tokenizer.pad, tokenizer.begin, tokenizer.end, tokenizer.unknown, tokenizer.mask) == (0, 1, 2, 3, 4)
-    assert (PAD, BEGIN, END, UNKNOWN, MASK) == (0, 1, 2, 3, 4)
+    assert (tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.mask) == (0, 1, 2, 3, 4)
+    assert (PAD, BOS, EOS, UNK, MASK) == (0, 1, 2, 3, 4)
     assert tokenizer.token_texts(range(5)) == list(SPECIALS)
     assert tokenizer.decode([0, 1, 2, 4]) == ""
 
@@ -176,7 +176,7 @@ def test_a_special_token_written_in_a_text_is_text(text: str, special: str, afte
         for whole in (special, f"{text}{special}{after}", f"{text} {special} {after}"):
             ids = tokenizer.encode(whole)
             assert ids
-            assert not {PAD, BEGIN, END, MASK} & set(ids), name
+            assert not {PAD, BOS, EOS, MASK} & set(ids), name
 
 
 def test_a_special_token_that_training_often_saw_is_text_too() -> None:
@@ -219,7 +219,7 @@ def test_saved_special_tokens_may_be_spelt_as_bert_has_them() -> None:
     words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "x": 9}
     text = saved_elsewhere(models.WordLevel(words, unk_token="[UNK]"), specials=list(words)[:5])
     tokenizer = Tokenizer.from_json(text)
-    assert [tokenizer.pad, tokenizer.unknown, tokenizer.begin, tokenizer.end, tokenizer.mask] == [0, 1, 2, 3, 4]
+    assert [tokenizer.pad, tokenizer.unk, tokenizer.bos, tokenizer.eos, tokenizer.mask] == [0, 1, 2, 3, 4]
     assert tokenizer.vocabulary == 10
     assert tokenizer.token_texts([7]) == ["<7>"]
 
@@ -417,21 +417,21 @@ def test_a_kind_can_be_written_and_read(kind: TokenizerKind) -> None:
 
 def test_roles_say_which_token_plays_which_part() -> None:
     plain = TRAINED["bpe"]
-    roles = Roles(begin=PAD, end=BEGIN, unknown=None, opening=())
-    told = Tokenizer.from_json(plain.to_json(), roles)
-    assert (told.begin, told.end, told.pad, told.mask, told.opening) == (PAD, BEGIN, PAD, MASK, ())
-    assert (plain.begin, plain.opening) == (BEGIN, (BEGIN,))
+    special_tokens = SpecialTokens(bos=PAD, eos=BOS, unk=None, prompt_prefix=())
+    told = Tokenizer.from_json(plain.to_json(), special_tokens)
+    assert (told.bos, told.eos, told.pad, told.mask, told.prompt_prefix) == (PAD, BOS, PAD, MASK, ())
+    assert (plain.bos, plain.prompt_prefix) == (BOS, (BOS,))
     assert told.encode("a b") == plain.encode("a b")
     assert told.digest != plain.digest
 
 
 def test_pieces_beyond_what_the_model_knows_are_unknown() -> None:
     plain = TRAINED["character"]
-    few = Tokenizer.from_json(plain.to_json(), Roles(known=plain.encode("b")[0]))
-    assert few.encode("ab") == [plain.encode("a")[0], UNKNOWN]
-    assert few.encode_in_place("ab").ids == few.encode("ab")
+    few = Tokenizer.from_json(plain.to_json(), SpecialTokens(known=plain.encode("b")[0]))
+    assert few.encode("ab") == [plain.encode("a")[0], UNK]
+    assert few.encode_with_offsets("ab").ids == few.encode("ab")
     assert few.vocabulary == plain.encode("b")[0]
-    assert few.unknowns(few.encode("ab")) == [1]
+    assert few.unknown_positions(few.encode("ab")) == [1]
 
 
 def test_sentinels_come_in_the_order_of_their_names() -> None:
@@ -447,4 +447,4 @@ def test_a_vocabulary_with_one_special_token_has_it_play_every_part() -> None:
     library = tokenizers.Tokenizer(model)
     library.add_special_tokens(["<|endoftext|>"])
     tokenizer = Tokenizer(library)
-    assert (tokenizer.begin, tokenizer.end, tokenizer.pad) == (0, 0, 0)
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""The laws on a person's own model: they hold on whole ones, and each is found broken where a part is broken."""
+"""Checking a loaded model: the laws hold on sound models, and a planted mistake breaks its law."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from regard.decode import generate, search
 from regard.errors import InputError
 from regard.evaluation import check as module
 from regard.evaluation import laws
-from regard.evaluation.check import Finding, check, drawn, spelling
-from regard.evaluation.laws import LAWS, Probe, searching
+from regard.evaluation.check import LawResult, check, random_probe, round_trip
+from regard.evaluation.laws import LAWS, Probe, search_in_batch
 from regard.layers import attention
 from regard.layers.contract import Context, select
-from regard.layers.lsh.attention import Chunks, Ranks
+from regard.layers.lsh.attention import Chunks, RankWindow
 from regard.layers.positions import Learned, RelativeBias
 from regard.layers.record import Record
 from regard.models import model as models
-from regard.models import zoo
+from regard.models import readouts, zoo
 from regard.models.model import Model
 from regard.models.readouts import VocabularyReadout
-from regard.store.folder import unique_tensors, write_description, write_weights
+from regard.store.folder import unique_parameters, write_description, write_weights
 from tests.evaluation.test_evaluate import DOCUMENTS, PAIRS, wrapped
 
 Patch = pytest.MonkeyPatch
@@ -46,7 +46,7 @@ def small(description: Model) -> LoadedModel:
     return wrapped(description, PAIRS, Character(joint=False))
 
 
-def found(model: LoadedModel, texts: list[str] | None = None) -> dict[str, Finding]:
+def found(model: LoadedModel, texts: list[str] | None = None) -> dict[str, LawResult]:
     return {finding.law: finding for finding in check(model, texts)}
 
 
@@ -67,7 +67,7 @@ def test_every_law_holds_or_is_skipped_for_a_reason(description: Model):
 
 
 def test_what_hashing_catches_is_noted_a_line_a_layer():
-    by_law = found(small(zoo.reformer(16, 2, 2, attention=("lsh",), pattern=Ranks(8), buckets=8)))
+    by_law = found(small(zoo.reformer(16, 2, 2, attention=("lsh",), pattern=RankWindow(8), buckets=8)))
     lines = [finding for law, finding in by_law.items() if law.startswith("what hashing catches")]
     assert [finding.law.split()[-1] for finding in lines] == ["decoder.0.self", "decoder.1.self"]
     assert all(finding.verdict == "noted" and "[2]: " in finding.detail for finding in lines)
@@ -76,8 +76,8 @@ def test_what_hashing_catches_is_noted_a_line_a_layer():
 
 def test_published_chunks_drift_and_are_told_how_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     model = small(zoo.reformer(16, 1, 2, attention=("lsh",), pattern=Chunks(8), buckets=8))
-    write_description(tmp_path, model.network, (model.tokenizer, None), task="", generation={})
-    write_weights(tmp_path, unique_tensors(model.network))
+    write_description(tmp_path, model.network, (model.tokenizer, None), task="", generation_config={})
+    write_weights(tmp_path, unique_parameters(model.network))
     assert run(["check", str(tmp_path)]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     verdicts = {line[9:].partition("  ")[0]: line.split()[0] for line in lines}
@@ -90,7 +90,7 @@ def test_published_chunks_drift_and_are_told_how_far(tmp_path: Path, capsys: pyt
 
 def test_a_law_that_chunks_have_no_part_in_is_broken_with_them_too(monkeypatch: Patch):
     model = small(zoo.reformer(16, 1, 2, attention=("lsh",), pattern=Chunks(8), buckets=8))
-    numbers = replace(LAWS[0], off=lambda probe: 1.0)
+    numbers = replace(LAWS[0], error=lambda probe: 1.0)
     monkeypatch.setattr(module, "LAWS", (numbers,))
     assert broken(model) == {numbers.name}
 
@@ -104,6 +104,8 @@ def test_a_model_without_a_decoder_skips_what_needs_one():
         "a sentence gets the same answer alone and in any batch",
         "looking changes nothing",
         "weights sum to one over what is seen",
+        "what is shown is what was used",
+        "gradients are those of the loss",
         "packed documents do not see each other",
     }
     by_law = found(small(model))
@@ -144,7 +146,7 @@ def padding_is_counted(patch: Patch) -> None:
 
 
 def padding_on_the_left_stays_there(patch: Patch) -> None:
-    patch.setattr(models, "realign", lambda ids, padding: (ids, padding, None))
+    patch.setattr(models, "move_padding_right", lambda ids, padding: (ids, padding, None))
 
 
 def memory_forgets_its_first_slot(patch: Patch) -> None:
@@ -175,20 +177,20 @@ def neighbours_matter(patch: Patch) -> None:
 
 
 def sources_in_a_batch_lose_their_padding(patch: Patch) -> None:
-    read = generate.read_sources
+    read = generate.encode_sources
 
     def careless(network, sources, ablation=None):
         longest = max(map(len, sources))
         return read(network, [(*source, *[0] * (longest - len(source))) for source in sources], ablation)
 
-    patch.setattr(generate, "read_sources", careless)
+    patch.setattr(generate, "encode_sources", careless)
 
 
 def looking_takes_another_way(patch: Patch) -> None:
     attend = attention.attend
 
     def other(score, q, k, v, mask, context, *, causal=False, **more):
-        if not context.looking:
+        if not context.recording:
             return attend(score, q, k, v, mask, context, causal=causal, **more)
         return attend(score, q, k, v * (1 + 1e-6), mask, context, causal=causal, **more)
 
@@ -198,6 +200,23 @@ def looking_takes_another_way(patch: Patch) -> None:
 def weights_are_shown_too_small(patch: Patch) -> None:
     soft = attention.soft
     patch.setattr(attention, "soft", lambda energy, mask: 0.99 * soft(energy, mask))
+
+
+def weights_are_shown_too_sharp(patch: Patch) -> None:
+    soft = attention.soft
+    patch.setattr(attention, "soft", lambda energy, mask: soft(2 * energy, mask))
+
+
+def a_gradient_is_detached(patch: Patch) -> None:
+    forward = VocabularyReadout.ready
+    patch.setattr(VocabularyReadout, "ready", lambda self, states: 0.5 * forward(self, states.detach() + states))
+
+
+def the_loss_has_other_gradients(patch: Patch) -> None:
+    backward = readouts.ChunkedCrossEntropy.backward
+    patch.setattr(
+        readouts.ChunkedCrossEntropy, "backward", staticmethod(lambda ctx, *given: backward(ctx, *(1.1 * g for g in given)))
+    )
 
 
 def weights_are_shown_where_nothing_is_seen(patch: Patch) -> None:
@@ -231,7 +250,7 @@ def weights_are_saved_in_half_the_digits(patch: Patch) -> None:
         (the_future_is_seen, TRANSLATOR, "the future does not change the past"),
         (memory_forgets_its_first_slot, LANGUAGE_MODEL, "stepping with memory equals reading at once"),
         (memory_forgets_its_first_slot, TRANSLATOR, "stepping with memory equals reading at once"),
-        (all_rows_stand_where_the_first_does, LANGUAGE_MODEL, "prompts of unequal length go on as if alone"),
+        (all_rows_stand_where_the_first_does, LANGUAGE_MODEL, "prompts of unequal length continue as if alone"),
         (padding_is_counted, LANGUAGE_MODEL, "padding on the right changes nothing"),
         (padding_of_the_source_is_seen, TRANSLATOR, "padding of the source changes nothing"),
         (padding_on_the_left_stays_there, LANGUAGE_MODEL, "padding on the left changes nothing"),
@@ -241,6 +260,10 @@ def weights_are_saved_in_half_the_digits(patch: Patch) -> None:
         (looking_takes_another_way, TRANSLATOR, "looking changes nothing"),
         (weights_are_shown_too_small, LANGUAGE_MODEL, "weights sum to one over what is seen"),
         (weights_are_shown_where_nothing_is_seen, TRANSLATOR, "weights sum to one over what is seen"),
+        (weights_are_shown_too_sharp, LANGUAGE_MODEL, "what is shown is what was used"),
+        (a_gradient_is_detached, LANGUAGE_MODEL, "gradients are those of the loss"),
+        (a_gradient_is_detached, TRANSLATOR, "gradients are those of the loss"),
+        (the_loss_has_other_gradients, LANGUAGE_MODEL, "gradients are those of the loss"),
         (only_the_last_step_is_recorded, LANGUAGE_MODEL, "stepping records what reading at once does"),
         (nothing_seen_is_not_a_number, TRANSLATOR, "a source without tokens hurts nobody"),
         (documents_are_not_told_apart, LANGUAGE_MODEL, "packed documents do not see each other"),
@@ -250,7 +273,7 @@ def weights_are_saved_in_half_the_digits(patch: Patch) -> None:
 def test_a_broken_part_breaks_its_law(
     breaks: Callable[[Patch], None], description: Model, law: str, monkeypatch: Patch
 ):
-    monkeypatch.setattr(module, "_LONGEST", 16)
+    monkeypatch.setattr(module, "_MAX_LENGTH", 16)
     model = small(description)
     breaks(monkeypatch)
     assert law in broken(model)
@@ -259,8 +282,8 @@ def test_a_broken_part_breaks_its_law(
 def test_a_weight_that_is_not_a_number_breaks_the_laws_and_is_named():
     model = small(LANGUAGE_MODEL)
     model.network.embed.table.weight.data[7] = torch.nan
-    first = next(check(model))
-    assert (first.law, first.verdict, first.off) == ("every weight is a finite number", "BROKEN", 16)
+    first = check(model)[0]
+    assert (first.law, first.verdict, first.error) == ("every weight is a finite number", "BROKEN", 16)
 
 
 def test_a_tie_that_rounding_decides_is_no_difference(monkeypatch: Patch):
@@ -276,9 +299,9 @@ def test_a_tie_that_rounding_decides_is_no_difference(monkeypatch: Patch):
 
     monkeypatch.setattr(VocabularyReadout, "forward", rounded)
     with torch.inference_mode():
-        probe = drawn(model, 0)
+        probe = random_probe(model, 0)
         assert laws._disagreements(probe.network, replace_rows(probe)) > 0
-        assert searching(replace_rows(probe)) == 0
+        assert search_in_batch(replace_rows(probe)) == 0
 
 
 def replace_rows(probe: Probe) -> Probe:
@@ -288,23 +311,23 @@ def replace_rows(probe: Probe) -> Probe:
 
 def test_a_tokenizer_that_loses_something_is_noted_and_breaks_nothing():
     model = small(TRANSLATOR)
-    assert spelling(model.tokenizer, ["ab", "xyz"]).detail == "1 of 2 texts; not 'xyz'"
-    assert spelling(model.tokenizer, ["ab"]).detail == "1 of 1 texts"
-    assert spelling(model.tokenizer, ["xyz"]).verdict == "noted"
+    assert round_trip(model.tokenizer, ["ab", "xyz"]).detail == "1 of 2 texts; not 'xyz'"
+    assert round_trip(model.tokenizer, ["ab"]).detail == "1 of 1 texts"
+    assert round_trip(model.tokenizer, ["xyz"]).verdict == "noted"
 
 
 def test_a_model_that_reads_almost_nothing_and_a_text_without_lines_are_refused():
     with pytest.raises(InputError, match="reads 3 tokens"):
-        next(check(small(zoo.gpt2(16, 1, 2, position=Learned(3)))))
+        check(small(zoo.gpt2(16, 1, 2, position=Learned(3))))
     with pytest.raises(InputError, match="no line holds a text"):
-        next(check(small(LANGUAGE_MODEL), ["", " "]))
+        check(small(LANGUAGE_MODEL), ["", " "])
 
 
 def folder(path: Path, model: LoadedModel) -> Path:
     other = None if model.target_tokenizer is model.tokenizer else model.target_tokenizer
     path.mkdir()
-    write_description(path, model.network, (model.tokenizer, other), task="", generation={})
-    write_weights(path, unique_tensors(model.network))
+    write_description(path, model.network, (model.tokenizer, other), task="", generation_config={})
+    write_weights(path, unique_parameters(model.network))
     return path
 
 
@@ -318,7 +341,7 @@ def test_the_verb_prints_a_line_a_law_and_ends_well(tmp_path: Path, capsys):
     assert len(laws_said) == len(LAWS) + 2
     assert laws_said[1].startswith("holds    stepping with memory equals reading at once")
     assert laws_said[1].endswith("(allowed 1e-04)")
-    assert summary == "All 15 laws hold that apply (1 skipped)."
+    assert summary == "All 17 laws hold that apply (1 skipped)."
 
 
 def test_the_verb_fails_in_one_line_that_names_what_is_broken(tmp_path: Path, monkeypatch: Patch, capsys):
@@ -328,7 +351,7 @@ def test_the_verb_fails_in_one_line_that_names_what_is_broken(tmp_path: Path, mo
     said = capsys.readouterr()
     rows = {row["law"]: row for row in map(json.loads, said.out.splitlines())}
     assert rows["packed documents do not see each other"]["verdict"] == "BROKEN"
-    assert rows["packed documents do not see each other"]["off"] > rows["looking changes nothing"]["allowed"] == 0
+    assert rows["packed documents do not see each other"]["error"] > rows["looking changes nothing"]["allowed"] == 0
     assert said.err.count("\n") == 1
     assert f"laws are broken ({path}): packed documents do not see each other. " in said.err
 

@@ -19,18 +19,26 @@ from regard.api import LoadedModel, load
 from regard.data.read.corpus import Corpus
 from regard.data.tokenize.train import Byte, Character
 from regard.errors import InputError, RunFailed
-from regard.evaluation.compare import Comparison, Contender, Look, compare, distinct_names, look_at, plot_comparison
+from regard.evaluation.compare import (
+    AttentionSample,
+    Comparison,
+    Contender,
+    attention_samples,
+    compare,
+    distinct_names,
+    plot_comparison,
+)
 from regard.evaluation.compare_report import write_comparison
 from regard.evaluation.evaluate import evaluate
-from regard.evaluation.isolated import Task, measure_alone
-from regard.evaluation.significance import Estimate, Row, counted, metrics, paired
+from regard.evaluation.isolated import Job, measure_isolated
+from regard.evaluation.significance import BootstrapScore, Row, counted, metrics, paired
 from regard.evaluation.sliding_window import document_losses
 from regard.layers.positions import Learned, Rotary
 from regard.metrics import quality
 from regard.models import zoo
 from regard.models.model import Model
-from regard.show.trace import Seen
-from regard.store.folder import unique_tensors, write_description, write_weights
+from regard.show.trace import AttentionTrace
+from regard.store.folder import unique_parameters, write_description, write_weights
 from tests.cli.test_cli import without_torch
 from tests.evaluation.test_evaluate import wrapped
 from tests.evaluation.test_report import seen_of
@@ -124,8 +132,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path):
 def saved(folder: Path, model: LoadedModel) -> Path:
     folder.mkdir(parents=True)
     target = None if model.target_tokenizer is model.tokenizer else model.target_tokenizer
-    write_description(folder, model.network, (model.tokenizer, target), task="any", generation={})
-    write_weights(folder, unique_tensors(model.network))
+    write_description(folder, model.network, (model.tokenizer, target), task="any", generation_config={})
+    write_weights(folder, unique_parameters(model.network))
     return folder
 
 
@@ -162,8 +170,8 @@ def test_every_model_says_what_it_says_alone(comparison: Comparison, translators
     paths, corpus = translators
     for model, path in zip(comparison.models, paths, strict=True):
         alone = load(path, device="cpu")
-        assert list(model.answers) == alone.translate(SOURCES)
-        expected = quality(model.answers, corpus.targets or [])
+        assert list(model.translations) == alone.translate(SOURCES)
+        expected = quality(model.translations, corpus.targets or [])
         scores = model.scores["exact"].value, model.scores["bleu"].value, model.scores["chrf"].value
         assert scores == pytest.approx((expected.exact, expected.bleu, expected.chrf))
         assert model.parameters == sum(weight.numel() for weight in alone.network.parameters())
@@ -186,7 +194,7 @@ def test_all_models_share_the_buckets_of_length_and_group(comparison: Comparison
     assert list(comparison.axes) == ["source length in words", "dates"]
     assert comparison.values("dates") == [(60, 60), (0, 0)]
     assert comparison.differing
-    assert all(len({model.answers[place] for model in comparison.models}) > 1 for place in comparison.differing)
+    assert all(len({model.translations[place] for model in comparison.models}) > 1 for place in comparison.differing)
 
 
 def test_the_table_has_every_model_and_says_how_sure_it_is(comparison: Comparison):
@@ -209,10 +217,10 @@ def test_json_holds_all_numbers_and_only_the_lines_that_differ(comparison: Compa
     assert not plain.keys() & {"sources", "references"}
     assert plain["models"][0]["scores"]["exact"]["value"] == 60
     assert plain["models"][1]["rows"]["dates"][1]["lines"] == 5
-    assert "answers" not in plain["models"][0]
+    assert "translations" not in plain["models"][0]
     line = plain["differing"][0]
     assert line["source"] == SOURCES[line["line"] - 1]
-    assert set(line["answers"]) == {"first", "<b>"}
+    assert set(line["translations"]) == {"first", "<b>"}
 
 
 def test_a_name_of_a_metric_or_unit_must_be_known(translators: tuple[list[Path], Corpus]):
@@ -278,14 +286,14 @@ def test_kinds_are_not_mixed_and_text_must_fit(translators: tuple[list[Path], Co
 def test_what_goes_wrong_in_the_other_process_is_said_in_one_line(translators: tuple[list[Path], Corpus]):
     (path, _), _ = translators
     with pytest.raises(InputError, match=r"first: .*beam"):
-        measure_alone(Task(str(path), ("a",), True, beam=0, device="cpu", threads=1), lambda done: None)
+        measure_isolated(Job(str(path), ("a",), True, beam=0, device="cpu", threads=1), lambda done: None)
     with pytest.raises(RunFailed, match=r"first ended: .*Error.* Try: regard evaluate") as raised:
-        measure_alone(Task(str(path), (7,), True, device="cpu", threads=1), lambda done: None)  # type: ignore[arg-type]
+        measure_isolated(Job(str(path), (7,), True, device="cpu", threads=1), lambda done: None)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
 
 
 def test_looks_are_of_the_same_lines_with_every_model(comparison: Comparison):
-    looks = look_at(comparison, device="cpu")
+    looks = attention_samples(comparison, device="cpu")
     assert 1 <= len(looks) <= 3
     for look in looks:
         assert dict(zip(comparison.sources, comparison.references))[look.source] == look.reference
@@ -305,9 +313,9 @@ def made(names: list[str], texts: list[str], *, several: int = 3) -> tuple[Compa
             speed=12.5,
             memory=10**8,
             beam=place + 1,
-            scores={metric: Estimate(50, 2.5, 0.04 if place else None) for metric in ("exact", "bleu", "chrf")},
+            scores={metric: BootstrapScore(50, 2.5, 0.04 if place else None) for metric in ("exact", "bleu", "chrf")},
             rows={"source length in words": tuple(Row(f"{n}", 9, 90 - 9 * n, 50, 60) for n in range(4))} | groups,
-            answers=tuple(text if place else f"{text}!" for text in texts),
+            translations=tuple(text if place else f"{text}!" for text in texts),
         )
         for place, name in enumerate(names[:several])
     )
@@ -315,8 +323,8 @@ def made(names: list[str], texts: list[str], *, several: int = 3) -> tuple[Compa
         corpus=texts[0], texts=len(texts), models=models, device="cpu", threads=2, metric="exact",
         signatures={"bleu": texts[1]}, differing=(0, len(texts) - 1), sources=tuple(texts), references=tuple(texts),
     )  # fmt: skip
-    deaf = Seen(texts, texts, {"encoder.0.self": seen_of(texts).weights["decoder.0.cross"]})
-    return found, [Look(text, text, (*[seen_of(texts)] * (several - 1), deaf)) for text in texts[:2]]
+    deaf = AttentionTrace(texts, texts, {"encoder.0.self": seen_of(texts).weights["decoder.0.cross"]})
+    return found, [AttentionSample(text, text, (*[seen_of(texts)] * (several - 1), deaf)) for text in texts[:2]]
 
 
 @pytest.mark.parametrize("several", [2, 3, 6, 10])

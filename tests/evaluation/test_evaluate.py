@@ -63,12 +63,12 @@ def summed(logits: Tensor, targets: list[int]) -> float:
 
 def pair_loss(model: LoadedModel, source: str, reference: str) -> tuple[float, int]:
     """The loss of one pair alone, from its logits, and its tokens."""
-    read = [*model.tokenizer.encode(source), model.tokenizer.end]
+    read = [*model.tokenizer.encode(source), model.tokenizer.eos]
     said = model.target_tokenizer.encode(reference)
-    ids = torch.tensor([[model.target_tokenizer.begin, *said]])
+    ids = torch.tensor([[model.target_tokenizer.bos, *said]])
     with torch.no_grad():
         logits = model.network(ids, source_ids=torch.tensor([read]))[0]
-    return summed(logits, [*said, model.target_tokenizer.end]), len(said) + 1
+    return summed(logits, [*said, model.target_tokenizer.eos]), len(said) + 1
 
 
 def test_loss_perplexity_and_bits_per_byte_are_those_of_each_pair_alone(translator):
@@ -164,8 +164,8 @@ def test_a_language_model_is_measured_on_each_document_alone():
     for text in filter(None, DOCUMENTS.sources):
         ids = model.tokenizer.encode(text)
         with torch.no_grad():
-            logits = model.network(torch.tensor([[model.tokenizer.begin, *ids]]))[0]
-        total += summed(logits, [*ids, model.tokenizer.end])
+            logits = model.network(torch.tensor([[model.tokenizer.bos, *ids]]))[0]
+        total += summed(logits, [*ids, model.tokenizer.eos])
         tokens += len(ids) + 1
     found = evaluate(model, DOCUMENTS)
     assert (found.quality, found.by_length, found.groups, found.hypotheses) == (None, (), {}, ())

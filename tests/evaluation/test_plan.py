@@ -13,11 +13,11 @@ import torch
 
 from regard.config.recipe import read_recipe
 from regard.config.run import train
-from regard.config.setup import read_material
-from regard.data.batching import Plan
+from regard.config.setup import read_setup
+from regard.data.batching import BatchSampler
 from regard.evaluation.plan import amount, parameters, parts_that_fit, remedies
 from regard.models import zoo
-from regard.training.probe import Memory, look_at
+from regard.training.probe import Memory, first_epoch
 from tests.training.runs import regard, write_recipe
 
 CPU = torch.device("cpu")
@@ -37,16 +37,16 @@ def test_the_parameters_of_each_part_add_up_to_all():
 
 
 def test_an_epoch_is_counted_exactly_or_reckoned_from_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    samples = read_material(read_recipe(write_recipe(tmp_path, 2000))).samples
-    order = Plan(samples.lengths, 40, 1)
+    samples = read_setup(read_recipe(write_recipe(tmp_path, 2000))).samples
+    order = BatchSampler(samples.lengths, 40, 1)
     steps = order.epoch(0)
-    exact = look_at(order)
+    exact = first_epoch(order)
     assert (exact.steps, exact.tokens, exact.exact) == (len(steps), int(samples.lengths.sum()), True)
     assert len(exact.largest) * int(samples.lengths[exact.largest].max(0).sum()) == max(
         len(step) * int(samples.lengths[step].max(0).sum()) for step in steps
     )
     monkeypatch.setattr("regard.training.probe._POOLS", 3)
-    part = look_at(order)
+    part = first_epoch(order)
     assert not part.exact
     assert (part.steps, part.tokens) == pytest.approx((exact.steps, exact.tokens), rel=0.05)
 
@@ -106,7 +106,7 @@ def test_what_does_not_fit_is_said_with_what_makes_it_fit(tmp_path: Path):
     assert (code, "\nIt does not fit: the largest step needs " in out) == (0, True)
     found = foreseen(*asked)
     assert not found["fits"]
-    assert named(found["remedies"]) == ["train.accumulate", "train.recompute", "train.batch_tokens"]
+    assert named(found["remedies"]) == ["train.accumulate", "train.gradient_checkpointing", "train.batch_tokens"]
     for remedy in (found["remedies"][0], found["remedies"][2]):
         change = remedy.partition(":")[0].replace(" ", "")
         assert foreseen(*asked, f"--set={change}")["fits"], change
@@ -120,13 +120,13 @@ def foreseen(*asked: str | Path) -> dict[str, Any]:
 
 
 def test_what_to_change_depends_on_what_is_too_large(tmp_path: Path):
-    material = read_material(read_recipe(write_recipe(tmp_path)))
+    material = read_setup(read_recipe(write_recipe(tmp_path)))
     lasting = Memory(40, 40, 80, 0, 10, True, 100)
     assert named(remedies(material, lasting, None)) == ["model.width", "train.parallel"]
     sample = Memory(1, 1, 2, 0, 200, True, 100)
-    expected = ["train.recompute", "text.task.max_length", "model.width", "train.parallel"]
+    expected = ["train.gradient_checkpointing", "text.task.max_length", "model.width", "train.parallel"]
     assert named(remedies(material, sample, None)) == expected
-    recomputing = read_material(read_recipe(tmp_path / "reverse.toml", ["train.recompute=true"]))
+    recomputing = read_setup(read_recipe(tmp_path / "reverse.toml", ["train.gradient_checkpointing=true"]))
     assert named(remedies(recomputing, sample, None)) == expected[1:]
     assert [parts_that_fit(sample, 2, samples) for samples in (100, 4)] == [8, None]
 
@@ -137,7 +137,7 @@ def named(remedies: Sequence[str]) -> list[str]:
 
 def test_samples_that_no_step_has_room_for_are_said(tmp_path: Path):
     asked = ["plan", write_recipe(tmp_path), "--set=train.batch_tokens=15"]
-    material = read_material(read_recipe(asked[1]))
+    material = read_setup(read_recipe(asked[1]))
     sizes = material.samples.lengths.sum(1)
     count, longest = int((sizes > 15).sum()), int(sizes.max())
     assert count > 1

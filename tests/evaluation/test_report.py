@@ -11,10 +11,10 @@ import torch
 
 from regard.evaluation.charts import ticks
 from regard.evaluation.evaluate import Evaluation, group_rows, length_rows
-from regard.evaluation.report import telling, write_report
+from regard.evaluation.report import sample_lines, write_report
 from regard.metrics import quality
 from regard.show.html import heatmap
-from regard.show.trace import Seen
+from regard.show.trace import AttentionTrace
 from tests.show.test_page import HARMLESS, HOSTILE, Elements
 
 LINES = len(HOSTILE)
@@ -40,9 +40,9 @@ PLAIN = evaluation_of(["one", "two", "three"], ["1", "23", "3"], ["1", "2", "3"]
 LANGUAGE_MODEL = Evaluation(loss=1.0, perplexity=2.718, bits_per_byte=1.4427, tokens=9, dropped={})
 
 
-def seen_of(tokens: list[str]) -> Seen:
+def seen_of(tokens: list[str]) -> AttentionTrace:
     torch.manual_seed(0)
-    return Seen(tokens, tokens, {"decoder.0.cross": torch.randn(2, len(tokens), len(tokens)).softmax(-1)})
+    return AttentionTrace(tokens, tokens, {"decoder.0.cross": torch.randn(2, len(tokens), len(tokens)).softmax(-1)})
 
 
 def written(folder: Path, evaluation: Evaluation = PLAIN, *, metrics: Path | None = None, samples: int = 12) -> str:
@@ -130,7 +130,7 @@ def test_text_that_only_looks_alike_is_wrong(tmp_path: Path):
 def test_the_curve_falls_as_the_loss_does(tmp_path: Path):
     metrics = metrics_file(
         tmp_path,
-        [json.dumps({"step": step, "loss": 4 / step, "rate": 0.1, "new": [1]}) + "\n" for step in (1, 2, 4)]
+        [json.dumps({"step": step, "loss": 4 / step, "learning_rate": 0.1, "new": [1]}) + "\n" for step in (1, 2, 4)]
         + ['{"step": 2, "valid_loss": 3.0}\n', '{"step": 4, "valid_loss": 1.0, "valid_exact": 7}\n'],
     )
     text = written(tmp_path, metrics=metrics)
@@ -166,7 +166,7 @@ def test_without_two_points_there_is_no_curve(tmp_path: Path, lines: list[str] |
 
 def test_each_look_is_an_alignment_under_its_caption(tmp_path: Path):
     seen = seen_of(["a", "b"])
-    looks = [("first", seen), ("second", seen), ("deaf", Seen(["a"], ["b"], {}))]
+    looks = [("first", seen), ("second", seen), ("deaf", AttentionTrace(["a"], ["b"], {}))]
     path = tmp_path / "report.html"
     write_report(path, title="A run", evaluation=PLAIN, metrics=None, looks=looks)
     text = path.read_text(encoding="utf-8")
@@ -177,9 +177,9 @@ def test_each_look_is_an_alignment_under_its_caption(tmp_path: Path):
 
 def test_a_short_a_middling_and_a_long_line_are_looked_at():
     lines = ["x" * (length % 8 + 1) for length in range(40)]
-    assert [len(lines[place]) for place in telling(lines)] == [3, 6, 8]
-    assert telling(["a", "a"]) == [0]
-    assert telling([]) == []
+    assert [len(lines[place]) for place in sample_lines(lines)] == [3, 6, 8]
+    assert sample_lines(["a", "a"]) == [0]
+    assert sample_lines([]) == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The laws that every model obeys (ARCHITECTURE.md, Laws), over the whole zoo; judge/laws.py has each of them."""
+"""The laws that every model obeys (ARCHITECTURE.md, Laws), over the whole zoo; evaluation/laws.py has each of them."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def _no_gradients():
 
 @pytest.mark.parametrize(("law", "name"), APPLICABLE, ids=[f"{law.name}: {name}" for law, name in APPLICABLE])
 def test_the_law_holds(law: Law, name: str):
-    off = law.off(probe(build(name)))
-    if off is None:  # there are no weights to speak of
+    error = law.error(probe(build(name)))
+    if error is None:  # nothing attends
         assert name in SILENT
     else:
-        assert off <= min(law.allowed, TOLERANCE)
+        assert error <= min(law.allowed, TOLERANCE)
 
 
 def test_every_law_applies_to_some_model():
@@ -59,10 +59,10 @@ def test_every_law_applies_to_some_model():
 @pytest.mark.parametrize("name", MODELS)
 def test_what_the_laws_change_would_show_if_it_counted(name: str):
     asked = probe(build(name))
-    whole = asked.read()
-    assert gap(asked.read(ids=asked.other(asked.ids)), whole) > 1e-3
+    whole = asked.logits()
+    assert gap(asked.logits(ids=asked.other(asked.ids)), whole) > 1e-3
     if name in TRANSLATORS:
-        assert gap(asked.read(source_ids=asked.other(asked.inputs["source_ids"], "source_")), whole) > 1e-3
+        assert gap(asked.logits(source_ids=asked.other(asked.inputs["source_ids"], "source_")), whole) > 1e-3
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in SILENT])

@@ -7,20 +7,20 @@ from dataclasses import replace
 import torch
 
 from regard.layers.attention import SelfAttention
-from regard.layers.attention_decoder import Attentive
+from regard.layers.attention_decoder import AttentionDecoder
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import PreNorm, Replace
 from regard.layers.linear import RMSNorm
-from regard.layers.lsh.masks import Ranks
+from regard.layers.lsh.masks import RankWindow
 from regard.layers.patterns import LocalM, LocalP, SourcePattern, Window
-from regard.layers.positions import Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
+from regard.layers.positions import ALiBi, Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.layers.recurrent import GRU, LSTM, RNN, Averaged
 from regard.layers.reversible import Reversible
 from regard.layers.scores import Additive, Dot, General, ReducedRank, Uniform
 from regard.models import zoo
 from regard.models.model import Model, Network, Stack
-from regard.models.readouts import Label, Last, Mean, Mix, Most, Number, Tags, Vector
+from regard.models.readouts import Label, Last, LayerMix, Max, Mean, Number, Tags, Vector
 
 VOCABULARY = 40
 WIDTH = 24
@@ -45,7 +45,7 @@ def transformer_seeing(pattern: SourcePattern) -> Model:
 
 def hybrid() -> Model:
     """A Transformer's encoder, and a recurrent decoder that begins with the mean of what it says."""
-    decoder = Stack(((Attentive(begin=Averaged()),),), Replace(), 0.1)
+    decoder = Stack(((AttentionDecoder(initial_state=Averaged()),),), Replace(), 0.1)
     return replace(zoo.transformer(**SMALL), decoder=decoder)
 
 
@@ -55,33 +55,38 @@ TRANSLATORS: dict[str, Model] = {
     "rotary": zoo.transformer(**SMALL, position=Rotary(), shared=False),
     "concatenated": zoo.transformer(**SMALL, position=Concatenated(8, Sinusoid())),
     "relative bias": zoo.transformer(**SMALL, position=RelativeBias(8, 20), score=Dot(scaled=False)),
+    "alibi": zoo.transformer(**SMALL, position=ALiBi()),
     "additive score": zoo.transformer(**SMALL, score=Additive()),
     "general score": zoo.transformer(**SMALL, score=General()),
     "reduced rank score": zoo.transformer(**SMALL, score=ReducedRank(3)),
     "reversible": zoo.transformer(**SMALL, join=Reversible(slice_length=5)),
-    "reversible, side by side": zoo.transformer(**SMALL, join=Reversible(answer="beside")),
-    "reformer, translating": zoo.reformer(**SMALL, shape="both", pattern=Ranks(2), buckets=4),
+    "reversible, side by side": zoo.transformer(**SMALL, join=Reversible(output="concatenated")),
+    "reformer, translating": zoo.reformer(**SMALL, shape="both", pattern=RankWindow(2), buckets=4),
     "reversible, relative bias": zoo.transformer(**SMALL, join=Reversible(), position=RelativeBias(8, 20)),
     "local-m in a transformer": transformer_seeing(LocalM(3)),
     "local-p in a transformer": transformer_seeing(LocalP(3)),
     "uniform score": zoo.transformer(**SMALL, score=Uniform()),
-    "seq2seq": zoo.seq2seq(**RECURRENT, reads="forward"),
+    "seq2seq": zoo.seq2seq(**RECURRENT, direction="forward"),
     "seq2seq, reversed source": zoo.seq2seq(**RECURRENT),
-    "seq2seq, both ways": zoo.seq2seq(**RECURRENT, reads="both"),
-    "seq2seq, gru": zoo.seq2seq(**RECURRENT, cell=GRU(), reads="forward"),
-    "seq2seq, tanh": zoo.seq2seq(**RECURRENT, cell=RNN(), reads="both"),
+    "seq2seq, both ways": zoo.seq2seq(**RECURRENT, direction="bidirectional"),
+    "seq2seq, gru": zoo.seq2seq(**RECURRENT, cell=GRU(), direction="forward"),
+    "seq2seq, tanh": zoo.seq2seq(**RECURRENT, cell=RNN(), direction="bidirectional"),
     "bahdanau": zoo.bahdanau(WIDTH, dropout=0.1),
     "bahdanau, stacked lstm": zoo.bahdanau(**RECURRENT, cell=LSTM(), tied=True, shared=True),
-    "bahdanau, tanh, local-p": zoo.bahdanau(**RECURRENT, cell=RNN(), pattern=LocalP(3), reads="forward"),
+    "bahdanau, tanh, local-p": zoo.bahdanau(**RECURRENT, cell=RNN(), pattern=LocalP(3), direction="forward"),
     "luong": zoo.luong(**RECURRENT),
-    "luong, dot, local-m": zoo.luong(**RECURRENT, score=Dot(), pattern=LocalM(3), reads="both"),
+    "luong, dot, local-m": zoo.luong(**RECURRENT, score=Dot(), pattern=LocalM(3), direction="bidirectional"),
     "luong, general, local-p": zoo.luong(**RECURRENT, pattern=LocalP(3), cell=GRU()),
     "luong, additive": zoo.luong(**RECURRENT, score=Additive(9), cell=RNN()),
-    "luong, reduced rank": zoo.luong(**RECURRENT, score=ReducedRank(3), reads="both"),
+    "luong, reduced rank": zoo.luong(**RECURRENT, score=ReducedRank(3), direction="bidirectional"),
     "luong, mean pooling": zoo.luong(**RECURRENT, score=Uniform()),
-    "luong, no feeding": zoo.luong(**RECURRENT, feeding=False),
-    "luong, no feeding, local-p": zoo.luong(**RECURRENT, feeding=False, pattern=LocalP(3), score=Additive(), cell=GRU()),
-    "luong, no feeding, local-m": zoo.luong(**RECURRENT, feeding=False, pattern=LocalM(3), score=Dot(scaled=False)),
+    "luong, no feeding": zoo.luong(**RECURRENT, input_feeding=False),
+    "luong, no feeding, local-p": zoo.luong(
+        **RECURRENT, input_feeding=False, pattern=LocalP(3), score=Additive(), cell=GRU()
+    ),
+    "luong, no feeding, local-m": zoo.luong(
+        **RECURRENT, input_feeding=False, pattern=LocalM(3), score=Dot(scaled=False)
+    ),
     "transformer encoder, recurrent decoder": hybrid(),
     "t5": zoo.t5(**SMALL, position=RelativeBias(8, 20)),
     "t5, 1.0": zoo.t5(**SMALL, version="1.0", key_width=5, decoder_depth=1, position=RelativeBias(8, 20)),
@@ -89,15 +94,20 @@ TRANSLATORS: dict[str, Model] = {
 LANGUAGE_MODELS: dict[str, Model] = {
     "gpt2": zoo.gpt2(**SMALL),
     "gpt2, relative bias": zoo.gpt2(**SMALL, position=RelativeBias(8, 20)),
+    "gpt2, alibi": zoo.gpt2(**SMALL, position=ALiBi()),
     "gpt2, rotary": zoo.gpt2(**SMALL, position=Rotary()),
     "gpt2, reversible": zoo.gpt2(**SMALL, join=Reversible()),
     "gpt2, axial, side by side": zoo.gpt2(
-        **SMALL, join=Reversible(answer="beside"), position=Axial((20, 7)), tied=False
+        **SMALL, join=Reversible(output="concatenated"), position=Axial((20, 7)), tied=False
     ),
     "gpt2, additive": zoo.gpt2(**SMALL, score=Additive(7), position=None),
     "windowed": windowed(),
-    "reformer": zoo.reformer(**SMALL, pattern=Ranks(3), buckets=4, rounds=1, attention=("lsh",), position=Axial((9, 20))),
-    "reformer, several rounds": zoo.reformer(**SMALL, pattern=Ranks(2), buckets=(4, 2), rounds=3, position=Sinusoid()),
+    "reformer": zoo.reformer(
+        **SMALL, pattern=RankWindow(3), buckets=4, rounds=1, attention=("lsh",), position=Axial((9, 20))
+    ),
+    "reformer, several rounds": zoo.reformer(
+        **SMALL, pattern=RankWindow(2), buckets=(4, 2), rounds=3, position=Sinusoid()
+    ),
     "reformer, full, pre-norm": zoo.reformer(**SMALL, attention=("full", "local"), join=PreNorm(), tied=False),
     "sha-rnn": zoo.sha_rnn(WIDTH, 2, window=6, dropout=0.1),
     "sha-rnn, wide window": zoo.sha_rnn(WIDTH, 2, heads=3, inner=WIDTH, attention=(0,), dropout=0.1, tied=False),
@@ -113,14 +123,17 @@ ENCODERS: dict[str, Model] = {
     "bert": zoo.bert(**SMALL, max_positions=64),
     "bert, next sentence": zoo.bert(**SMALL, max_positions=64, next_sentence=True),
     "bert, rotary, pre-norm": zoo.bert(**SMALL, position=Rotary(), join=PreNorm()),
+    "bert, alibi": zoo.bert(**SMALL, position=ALiBi()),
     "bert, reversible, relative bias": zoo.bert(**SMALL, position=RelativeBias(8, 20), join=Reversible()),
-    "reformer, reading": zoo.reformer(**SMALL, shape="encoder", pattern=Ranks(2), buckets=4, position=Sinusoid()),
+    "reformer, reading": zoo.reformer(**SMALL, shape="encoder", pattern=RankWindow(2), buckets=4, position=Sinusoid()),
     "elmo, words": zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=None),
     "elmo, words, mixed": replace(
-        zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=0.3), readout=Label(NAMES, Mean()), mix=Mix(normed=True)
+        zoo.elmo(width=WIDTH, inner=20, embed=Embed(), clip=0.3),
+        readout=Label(NAMES, Mean()),
+        mix=LayerMix(normed=True),
     ),
     "bert, label": replace(zoo.bert(**SMALL, max_positions=64), readout=Label(NAMES)),
-    "bert, number": replace(zoo.bert(**SMALL, max_positions=64), readout=Number(Most(), inner=None)),
+    "bert, number": replace(zoo.bert(**SMALL, max_positions=64), readout=Number(Max(), inner=None)),
     "bert, tags": replace(zoo.bert(**SMALL, max_positions=64), readout=Tags(NAMES)),
     "bert, vector": replace(zoo.bert(**SMALL, max_positions=64), readout=Vector(Mean())),
 }

@@ -1,4 +1,4 @@
-"""ELMo as a language model of both directions."""
+"""ELMo as a bidirectional language model."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import pytest
 import torch
 
 from regard.errors import InputError
-from regard.layers.character_cnn import Spelled
+from regard.layers.character_cnn import CharacterCNN
 from regard.layers.embedding import Embed
 from regard.models import zoo
 from regard.models.model import Model, Network
 from regard.schema import from_dict, to_dict
 
-SMALL = Spelled(characters=12, inner=4, filters=((1, 8), (2, 8), (3, 8)), highways=1, letters=6)
+SMALL = CharacterCNN(12, 4, filters=((1, 8), (2, 8), (3, 8)), highways=1, characters=6)
 WORDS = 20
 
 
-def tiny(embed: Spelled | Embed = SMALL, clip: float | None = 3.0) -> Network:
+def tiny(embed: CharacterCNN | Embed = SMALL, clip: float | None = 3.0) -> Network:
     torch.manual_seed(0)
     return zoo.elmo(width=32, inner=48, embed=embed, clip=clip, dropout=0.0).build(WORDS)
 
 
-def batch(spelled: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Texts that count upwards from anywhere, so that both neighbours of a word follow from it."""
+def batch(characters: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Texts that count upwards from anywhere, so that a word determines both its neighbours."""
     draw = torch.Generator().manual_seed(1)
     starts = torch.randint(WORDS, (16, 1), generator=draw)
     words = (starts + torch.arange(9)) % WORDS
@@ -31,16 +31,16 @@ def batch(spelled: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     targets[:, 0, 1] = -100
     targets[~padding] = -100
     targets[torch.arange(16), padding.sum(1) - 1, 0] = -100
-    spellings = torch.randint(1, 12, (WORDS, 6), generator=draw)
-    return {"ids": spellings[words] if spelled else words, "padding": padding}, targets
+    table = torch.randint(1, 12, (WORDS, 6), generator=draw)
+    return {"ids": table[words] if characters else words, "padding": padding}, targets
 
 
 @pytest.mark.parametrize(("size", "millions"), [("small", 13.6), ("medium", 28.0), ("original", 93.6)])
 def test_sizes_are_the_published_ones(size: str, millions: float):
     with torch.device("meta"):
         network = zoo.elmo(size).build(1)
-    words = sum(p.numel() for p in network.readout.parameters())
-    count = sum(p.numel() for p in network.parameters()) - words
+    readout = sum(p.numel() for p in network.readout.parameters())
+    count = sum(p.numel() for p in network.parameters()) - readout
     # The published count leaves out the second bias that torch's cells have.
     spare = sum(p.numel() for name, p in network.named_parameters() if "bias_hh" in name)
     assert round((count - spare) / 1e6, 1) == millions
@@ -48,15 +48,15 @@ def test_sizes_are_the_published_ones(size: str, millions: float):
 
 @pytest.mark.parametrize("embed", [SMALL, Embed()])
 @pytest.mark.parametrize("clip", [3.0, None])
-def test_it_learns_both_neighbours_of_each_word(embed: Spelled | Embed, clip: float | None):
+def test_training_fits_both_neighbours_of_each_word(embed: CharacterCNN | Embed, clip: float | None):
     network = tiny(embed, clip)
-    inputs, targets = batch(isinstance(embed, Spelled))
+    inputs, targets = batch(isinstance(embed, CharacterCNN))
     optimizer = torch.optim.Adam(network.parameters(), 0.01)
-    asked = int((targets >= 0).sum())
-    first = float(network.loss(inputs, targets).detach()) / asked
+    count = int((targets >= 0).sum())
+    first = float(network.loss(inputs, targets).detach()) / count
     for _ in range(60):
         optimizer.zero_grad()
-        loss = network.loss(inputs, targets) / asked
+        loss = network.loss(inputs, targets) / count
         loss.backward()
         optimizer.step()
     assert first > 2.0
@@ -67,7 +67,7 @@ def test_it_learns_both_neighbours_of_each_word(embed: Spelled | Embed, clip: fl
     assert right[targets >= 0].float().mean() > 0.95
 
 
-def test_neither_reader_sees_what_it_should_say():
+def test_neither_direction_sees_its_target():
     network = tiny().eval()
     inputs, _ = batch(True)
     ids = inputs["ids"][:1]
@@ -81,11 +81,11 @@ def test_neither_reader_sees_what_it_should_say():
     assert not before[0, :4, 1].allclose(after[0, :4, 1])
 
 
-def test_it_is_data():
+def test_its_description_survives_being_saved():
     model = zoo.elmo("small")
     assert from_dict(Model, to_dict(model), where="here") == model
 
 
-def test_words_in_place_of_characters_are_refused():
-    with pytest.raises(InputError, match="reads the 6 characters of each word"):
+def test_token_ids_instead_of_characters_are_refused():
+    with pytest.raises(InputError, match="reads the 6 characters per word"):
         tiny()(torch.ones(2, 3, dtype=torch.long))

@@ -32,7 +32,7 @@ def test_the_base_transformer_has_the_papers_parameters():
         assert parameters(zoo.transformer().build(vocabulary)) == by_hand == 63_082_496
 
 
-def test_the_base_transformer_is_made_as_the_paper_says():
+def test_the_base_transformer_has_the_papers_layers():
     description = zoo.transformer()
     encoder, decoder = description.encoder, description.decoder
     assert (description.width, len(encoder.layers), len(decoder.layers)) == (512, 6, 6)
@@ -47,15 +47,15 @@ def test_the_base_transformer_is_made_as_the_paper_says():
     assert description.embed.scaled
     assert description.embed.position == Sinusoid()
     network = description.build(50)
-    assert network.readout.words.weight is network.embed.table.weight is network.source_embed.table.weight
+    assert network.readout.lm_head.weight is network.embed.table.weight is network.source_embed.table.weight
 
 
 @pytest.mark.parametrize(
     ("tied", "shared", "tables"), [(True, True, 1), (True, False, 2), (False, True, 2), (False, False, 3)]
 )
-def test_vectors_are_tied_two_and_three_ways(tied: bool, shared: bool, tables: int):
+def test_embeddings_are_tied_two_and_three_ways(tied: bool, shared: bool, tables: int):
     network = zoo.transformer(8, 1, 2, tied=tied, shared=shared).build(50)
-    weights = [network.embed.table.weight, network.source_embed.table.weight, network.readout.words.weight]
+    weights = [network.embed.table.weight, network.source_embed.table.weight, network.readout.lm_head.weight]
     assert len({id(weight) for weight in weights}) == tables
 
 
@@ -88,7 +88,7 @@ def copy_into(network: Network, other: nn.Transformer) -> None:
         pairs.append((ours.out, them.out_proj))
 
     for side, layers in ((network.encoder, other.encoder.layers), (network.decoder, other.decoder.layers)):
-        for ours, them in zip(side.wiring.layers, layers):
+        for ours, them in zip(side.layers, layers):
             attention(ours["self"].sublayer, them.self_attn, False)
             pairs.append((ours["self"].norm, them.norm1))
             if "cross" in ours:
@@ -129,15 +129,15 @@ def test_the_stacks_compute_what_torchs_own_transformer_does(width: int, heads: 
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_description_survives_being_written_down(name: str):
+def test_a_description_survives_being_saved(name: str):
     assert from_dict(Model, to_dict(MODELS[name]), where="here") == MODELS[name]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [({"width": 10, "heads": 3}, "not divisible by 3 heads"), ({"width": 9, "heads": 3}, "even width"),
      ({"width": 8, "heads": 2, "position": Concatenated(8)}, "leaves no room")],
 )  # fmt: skip
-def test_widths_that_do_not_fit_are_refused_with_a_remedy(arguments: dict, said: str):
-    with pytest.raises(InputError, match=said):
+def test_widths_that_do_not_fit_are_refused_with_a_remedy(arguments: dict, message: str):
+    with pytest.raises(InputError, match=message):
         zoo.transformer(**arguments).build(10)

@@ -1,4 +1,4 @@
-"""Tiny random models of transformers', saved as folders with a tokenizer, and ours read from them."""
+"""Tiny random models of transformers, saved as folders with a tokenizer, and loaded by us."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ def write_tokenizer(folder: Path, pad: int = 0, **parts: str) -> None:
     specials = ["<pad>", "</s>", "<unk>", "<s>", "<mask>"]
     specials[:2] = specials[:2] if pad == 0 else specials[1::-1]
     vocabulary = {token: number for number, token in enumerate([*specials, *"abcdefghijklmnopqrstuvwxyz ."])}
-    made = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
-    made.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    made.decoder = decoders.Fuse()
-    made.add_special_tokens(specials)
+    library = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    library.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    library.decoder = decoders.Fuse()
+    library.add_special_tokens(specials)
     theirs = PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", bos_token="<s>",
+        tokenizer_object=library, pad_token="<pad>", eos_token="</s>", unk_token="<unk>", bos_token="<s>",
         mask_token="<mask>", **parts,
     )  # fmt: skip
     theirs.save_pretrained(folder)
 
 
-def shaken(model: Any, seed: int = 3, by: float = 0.15) -> Any:
-    """The model with every parameter and bias drawn anew, larger than at first, so that nothing is zero or one."""
+def perturbed(model: Any, seed: int = 3, by: float = 0.15) -> Any:
+    """Add noise to every parameter, so that none is zero or one."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            if "embed_positions" in name:  # sinusoids, which Marian does not learn
+            if "embed_positions" in name:  # sinusoids, which Marian does not train
                 continue
             tensor.add_(torch.randn_like(tensor) * (by if tensor.dim() > 1 else 0.2))
     return model.eval()
 
 
-def saved(model: Any, folder: Path) -> Path:
-    """A folder of theirs."""
+def save_theirs(model: Any, folder: Path) -> Path:
+    """Save a model of transformers as a folder."""
     model.save_pretrained(folder)
     write_tokenizer(folder, pad=1 if model.config.model_type == "roberta" else 0)
     return folder
 
 
 def ours(folder: Path) -> Loaded:
-    """What we read of a folder."""
+    """Load a folder as our model."""
     return read_folder(folder, CPU)
 
 
 def rows(seed: int = 0, batch: int = 4, length: int = 11, *, left: bool = False) -> tuple[Tensor, Tensor]:
-    """Random ids without special tokens, and a padding."""
+    """Random ids without special tokens, and their padding mask."""
     draw = torch.Generator().manual_seed(seed)
     ids = torch.randint(5, 33, (batch, length), generator=draw)
     lengths = torch.randint(2, length + 1, (batch,), generator=draw)

@@ -1,4 +1,4 @@
-"""Published Reformers answer as their makers' library has it, with the same directions drawn."""
+"""Parity of the Reformer with transformers, with the same random rotations."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ import transformers as t
 from torch import Tensor
 
 from regard.api import load
-from regard.decode.generate import Request, answer
+from regard.decode.generate import Request, generate_tokens
 from regard.decode.options import Options
 from regard.errors import InputError, Note
 from regard.layers.contract import Context
-from regard.layers.lsh.masks import Chunks, Ranks
+from regard.layers.lsh.masks import Chunks, RankWindow
 from regard.layers.positions import Axial, Learned
 from regard.layers.record import Record
 from regard.layers.reversible import Reversible
 from regard.models import zoo
 from regard.models.readouts import Mean, Tags, Vector, Vocabulary
-from regard.store.huggingface.folder import write_hub
-from tests.parity.folders import close, ours, saved, shaken
+from regard.store.huggingface.folder import write_huggingface
+from tests.parity.folders import close, ours, perturbed, save_theirs
 from tests.parity.test_writing import trained
-from tests.store.published import edit
-from tests.store.published import said as refusal
-from tests.store.test_words import spm
+from tests.store.published import edit, refusal
+from tests.store.test_tokenizers import write_sentencepiece
 
 SMALL = {
     "vocab_size": 40, "hidden_size": 24, "attention_head_size": 8, "num_attention_heads": 3,
@@ -41,7 +40,7 @@ SMALL = {
     "lsh_attn_chunk_length": 4, "num_buckets": 4, "num_hashes": 2, "hash_seed": 1, "eos_token_id": 1, "pad_token_id": 0,
 }  # fmt: skip
 ENCODER = {"is_decoder": False}
-SPEAKERS: dict[str, dict[str, Any]] = {
+DECODERS: dict[str, dict[str, Any]] = {
     "mixed": {},
     "lsh": {"attn_layers": ["lsh"]},
     "local": {"attn_layers": ["local", "local"]},
@@ -53,12 +52,12 @@ SPEAKERS: dict[str, dict[str, Any]] = {
     "factored buckets": {"num_buckets": [2, 4]},
     "one round": {"num_hashes": 1},
     "plain positions": {"axial_pos_embds": False},
-    "no neighbours": {"local_num_chunks_before": 0, "lsh_num_chunks_before": 0},
+    "no neighbouring chunks": {"local_num_chunks_before": 0, "lsh_num_chunks_before": 0},
     "odd": {"attention_head_size": 5, "hidden_act": "gelu", "num_hashes": 3, "layer_norm_eps": 1e-3, "hash_seed": 7},
 }  # fmt: skip
-READERS: dict[str, dict[str, Any]] = {
+ENCODERS: dict[str, dict[str, Any]] = {
     "mixed": ENCODER,
-    "looking ahead": {**ENCODER, "local_num_chunks_after": 1, "lsh_num_chunks_after": 1},
+    "chunks after": {**ENCODER, "local_num_chunks_after": 1, "lsh_num_chunks_after": 1},
     "chunks that do not divide each other": {**ENCODER, "local_attn_chunk_length": 6},
     "plain positions": {**ENCODER, "axial_pos_embds": False},
 }
@@ -73,8 +72,8 @@ def _without_gradients() -> Iterator[None]:
 
 
 def made(kind: str, **settings: Any) -> Any:
-    """A model of theirs whose words have no bias."""
-    model = shaken(getattr(t, f"Reformer{kind}")(t.ReformerConfig(**{**SMALL, **settings})))
+    """A model of theirs without the bias of the language model head."""
+    model = perturbed(getattr(t, f"Reformer{kind}")(t.ReformerConfig(**{**SMALL, **settings})))
     if hasattr(model, "lm_head"):
         model.lm_head.bias.zero_()
     return model
@@ -82,9 +81,9 @@ def made(kind: str, **settings: Any) -> Any:
 
 @contextmanager
 def exactly(model: Any) -> Iterator[Any]:
-    """Their model in double precision: a token that sees only itself scores -1e5, which single precision rounds.
+    """Their model in double precision: a token that attends only to itself has a score of -1e5, which floats round.
 
-    What they draw at random is drawn in single precision still. They also keep the first number of buckets they find.
+    Their rotations are still drawn in single precision. They also keep the first number of buckets they compute.
     """
     draw, buckets = torch.randn, [(part, part.num_buckets) for part in model.modules() if hasattr(part, "num_buckets")]
     try:
@@ -101,25 +100,25 @@ def texts(length: int, rows: int = 2) -> Tensor:
     return torch.randint(5, 33, (rows, length), generator=torch.Generator().manual_seed(length))
 
 
-def until_end(said: Tensor, end: int = 39) -> list[int]:
-    tokens = said.tolist()
+def until_end(output: Tensor, end: int = 39) -> list[int]:
+    tokens = output.tolist()
     return tokens[: tokens.index(end)] if end in tokens else tokens
 
 
-@pytest.mark.parametrize("name", SPEAKERS)
+@pytest.mark.parametrize("name", DECODERS)
 def test_language_models(name: str, tmp_path: Path):
-    model = made("ModelWithLMHead", **SPEAKERS[name])
-    network = ours(saved(model, tmp_path)).network
+    model = made("ModelWithLMHead", **DECODERS[name])
+    network = ours(save_theirs(model, tmp_path)).network
     for length in LENGTHS:
         with exactly(model) as theirs:
             expected = theirs(texts(length)).logits
         close(network(texts(length)), expected)
 
 
-@pytest.mark.parametrize("name", READERS)
-def test_readers_of_masked_words(name: str, tmp_path: Path):
-    model = made("ForMaskedLM", **READERS[name])
-    network = ours(saved(model, tmp_path)).network
+@pytest.mark.parametrize("name", ENCODERS)
+def test_masked_language_models(name: str, tmp_path: Path):
+    model = made("ForMaskedLM", **ENCODERS[name])
+    network = ours(save_theirs(model, tmp_path)).network
     for length in LENGTHS:
         with exactly(model) as theirs:
             expected = theirs(texts(length)).logits
@@ -128,9 +127,9 @@ def test_readers_of_masked_words(name: str, tmp_path: Path):
 
 @pytest.mark.parametrize(("kind", "settings"), [("ModelWithLMHead", {}), ("ForMaskedLM", ENCODER)])
 @pytest.mark.parametrize("length", [4, 11, 24])
-def test_texts_of_unequal_length(kind: str, settings: dict[str, Any], length: int, tmp_path: Path):
+def test_padded_batches(kind: str, settings: dict[str, Any], length: int, tmp_path: Path):
     model = made(kind, **settings)
-    network = ours(saved(model, tmp_path)).network
+    network = ours(save_theirs(model, tmp_path)).network
     padding = torch.arange(length) < torch.tensor([[length], [length - 3], [2]])
     ids = texts(length, 3).masked_fill(~padding, 0)
     with exactly(model) as theirs:
@@ -138,9 +137,9 @@ def test_texts_of_unequal_length(kind: str, settings: dict[str, Any], length: in
     close(network(ids, padding=padding), expected, padding)
 
 
-def test_no_more_than_a_chunk_is_full_attention_to_the_last_bit_of_single_precision(tmp_path: Path):
+def test_within_one_chunk_attention_is_full_and_equal_to_1e_6(tmp_path: Path):
     model = made("ModelWithLMHead", lsh_attn_chunk_length=32, local_attn_chunk_length=32)
-    network = ours(saved(model, tmp_path)).network
+    network = ours(save_theirs(model, tmp_path)).network
     for length in (1, 2, 17, 32):
         expected = model(texts(length)).logits
         assert (network(texts(length)) - expected).abs().max() <= 1e-6 * expected.abs().max()
@@ -149,46 +148,48 @@ def test_no_more_than_a_chunk_is_full_attention_to_the_last_bit_of_single_precis
 @pytest.mark.parametrize("settings", [{}, {"num_buckets": [2, 4]}, {"num_buckets": None}])
 def test_tokens_fall_into_the_same_buckets(settings: dict[str, Any], tmp_path: Path):
     model = made("ModelWithLMHead", **settings)
-    network = ours(saved(model, tmp_path)).network
+    network = ours(save_theirs(model, tmp_path)).network
     found: list[Tensor] = []
     for layer in model.reformer.encoder.layers[1:]:
-        layer.attention.self_attention.register_forward_hook(lambda part, given, said: found.append(said.buckets))
+        layer.attention.self_attention.register_forward_hook(
+            lambda module, inputs, output: found.append(output.buckets)
+        )
     record = Record()
     network.hidden_states(texts(24), record=record)
     with exactly(model) as theirs:
         theirs(texts(24))
     for number, buckets in enumerate(found, start=1):
         (own,) = record.buckets[f"decoder.{number}.self"]
-        look = network.description.decoder.layers[number][0]
-        count = math.prod(look.pattern.counts(look.buckets, 24))
+        attention = network.description.decoder.layers[number][0]
+        count = math.prod(attention.pattern.bucket_counts(attention.buckets, 24))
         assert len(own.unique()) > count // 2
         assert torch.equal(own.transpose(2, 3) + count * torch.arange(2)[:, None], buckets)
 
 
-def test_states_and_spans(tmp_path: Path):
+def test_hidden_states_and_question_answering(tmp_path: Path):
     bare = made("Model", **ENCODER)
-    network = ours(saved(bare, tmp_path / "bare")).network
+    network = ours(save_theirs(bare, tmp_path / "bare")).network
     with exactly(bare) as theirs:
         expected = theirs(texts(24)).last_hidden_state
     close(network.encode(texts(24)), expected)
     assert network.description.readout == Vector(Mean(), None, normalised=False)
     model = made("ForQuestionAnswering", **ENCODER)
-    network = ours(saved(model, tmp_path / "spans")).network
+    network = ours(save_theirs(model, tmp_path / "spans")).network
     assert isinstance(network.description.readout, Tags)
     with exactly(model) as theirs:
-        answer = theirs(texts(24))
-    close(network(texts(24)), torch.stack([answer.start_logits, answer.end_logits], -1))
+        output = theirs(texts(24))
+    close(network(texts(24)), torch.stack([output.start_logits, output.end_logits], -1))
 
 
-ALL = [("ModelWithLMHead", one) for one in SPEAKERS.values()] + [("ForMaskedLM", one) for one in READERS.values()]
+ALL = [("ModelWithLMHead", one) for one in DECODERS.values()] + [("ForMaskedLM", one) for one in ENCODERS.values()]
 ALL += [("Model", ENCODER), ("Model", {}), ("ForQuestionAnswering", ENCODER), ("ModelWithLMHead", {"hash_seed": None})]
 
 
 @pytest.mark.parametrize(("kind", "settings"), ALL)
-def test_what_we_read_and_write_is_what_it_was(kind: str, settings: dict[str, Any], tmp_path: Path):
+def test_reading_and_writing_changes_nothing(kind: str, settings: dict[str, Any], tmp_path: Path):
     model = made(kind, **settings)
-    loaded = ours(saved(model, tmp_path / "old"))
-    write_hub(tmp_path / "new", loaded)
+    loaded = ours(save_theirs(model, tmp_path / "old"))
+    write_huggingface(tmp_path / "new", loaded)
     again = type(model).from_pretrained(tmp_path / "new").eval()
     expected, found = model.state_dict(), again.state_dict()
     assert expected.keys() == found.keys()
@@ -200,36 +201,40 @@ def test_what_we_read_and_write_is_what_it_was(kind: str, settings: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["mixed", "lsh", "chunks that do not divide each other"])
-def test_the_same_tokens_follow(name: str, tmp_path: Path):
-    model = made("ModelWithLMHead", **SPEAKERS[name])
-    loaded = ours(saved(model, tmp_path))
+def test_greedy_search_gives_the_same_tokens(name: str, tmp_path: Path):
+    model = made("ModelWithLMHead", **DECODERS[name])
+    loaded = ours(save_theirs(model, tmp_path))
     for length in (1, 6, 15):
         ids = texts(length)
-        found = [one[0].tokens for one in answer(
-            loaded.network, [Request(tuple(row), None, 14) for row in ids.tolist()], Options(beam=1), end=39
+        found = [one[0].tokens for one in generate_tokens(
+            loaded.network, [Request(tuple(row), None, 14) for row in ids.tolist()], Options(beam=1), eos=39
         )]  # fmt: skip
-        for row, ours_say in zip(ids, found):
+        for row, ours_found in zip(ids, found):
             with exactly(model) as theirs:
-                said = theirs.generate(row[None], use_cache=False, do_sample=False, max_new_tokens=14, eos_token_id=39)
-            assert list(ours_say) == until_end(said[0, length:])
+                output = theirs.generate(
+                    row[None], use_cache=False, do_sample=False, max_new_tokens=14, eos_token_id=39
+                )
+            assert list(ours_found) == until_end(output[0, length:])
 
 
-def test_each_token_follows_from_as_many_buckets_as_fit_by_then(tmp_path: Path):
-    model = made("ModelWithLMHead", **SPEAKERS["as many buckets as fit"])
-    loaded = ours(saved(model, tmp_path))
+def test_the_number_of_buckets_follows_the_length_while_generating(tmp_path: Path):
+    model = made("ModelWithLMHead", **DECODERS["as many buckets as fit"])
+    loaded = ours(save_theirs(model, tmp_path))
     for length in (1, 6, 15):
         ids = texts(length)
         for row in ids:
-            ((found, *_),) = answer(loaded.network, [Request(tuple(row.tolist()), None, 14)], Options(beam=1), end=39)
-            for _ in range(14):  # their own loop goes on with the buckets of the first text it reads
+            ((found, *_),) = generate_tokens(
+                loaded.network, [Request(tuple(row.tolist()), None, 14)], Options(beam=1), eos=39
+            )
+            for _ in range(14):  # their own loop keeps the buckets of the first text
                 with exactly(model) as theirs:
                     row = torch.cat([row, theirs(row[None]).logits[0, -1:].argmax(-1)])
             assert list(found.tokens) == until_end(row[length:])
 
 
 @pytest.mark.parametrize("name", ["mixed", "chunks that do not divide each other"])
-def test_going_on_is_reading_all_again(name: str, tmp_path: Path):
-    network = ours(saved(made("ModelWithLMHead", **SPEAKERS[name]), tmp_path)).network
+def test_decoding_step_by_step_equals_a_full_pass(name: str, tmp_path: Path):
+    network = ours(save_theirs(made("ModelWithLMHead", **DECODERS[name]), tmp_path)).network
     ids, lengths = texts(24), torch.tensor([5, 9])
     context = Context(padding=torch.arange(9) < lengths[:, None], remember=True, record=Record())
     states, memory = network.decode(ids[:, :9], context)
@@ -264,20 +269,20 @@ def test_going_on_is_reading_all_again(name: str, tmp_path: Path):
         ("ForSequenceClassification", ENCODER, "ReformerForSequenceClassification"),
     ],
 )
-def test_what_is_not_honoured_is_refused_by_name(kind: str, changes: dict[str, Any], expected: str, tmp_path: Path):
-    saved(made(kind, **(ENCODER if "For" in kind else {})), tmp_path)
+def test_unsupported_settings_are_refused_by_name(kind: str, changes: dict[str, Any], expected: str, tmp_path: Path):
+    save_theirs(made(kind, **(ENCODER if "For" in kind else {})), tmp_path)
     edit(tmp_path / "config.json", **changes)
     assert expected in refusal(tmp_path)
 
 
 def ours_of(**settings: Any) -> Any:
-    """A model of ours that has its published form."""
-    usual = {
-        "width": 24, "depth": 2, "heads": 3, "inner": 36, "attention": ("lsh",), "see": Chunks(4), "buckets": 4,
-        "position": Axial((8, 8)), "join": Reversible(answer="beside"), "tied": False,
+    """A model of ours that the published format can hold."""
+    defaults = {
+        "width": 24, "depth": 2, "heads": 3, "inner": 36, "attention": ("lsh",), "pattern": Chunks(4), "buckets": 4,
+        "position": Axial((8, 8)), "join": Reversible(output="concatenated"), "tied": False,
         "local": None,
     }  # fmt: skip
-    return zoo.reformer(**{**usual, **settings})
+    return zoo.reformer(**{**defaults, **settings})
 
 
 @pytest.mark.parametrize(
@@ -290,44 +295,48 @@ def ours_of(**settings: Any) -> Any:
         {"attention": ("local", "lsh")},
     ],
 )
-def test_what_we_trained_answers_the_same_elsewhere(settings: dict[str, Any], tmp_path: Path):
+def test_our_models_have_the_same_outputs_in_transformers(settings: dict[str, Any], tmp_path: Path):
     model = ours_of(**settings)
     one = replace(model, readout=Vocabulary(tied=False))
-    kept = len(settings.get("attention", "1"))  # so that seeds are one
+    kept = len(settings.get("attention", "1"))  # so that there is one seed
     stack = replace(one.decoder or one.encoder, layers=(one.decoder or one.encoder).layers[:kept])
     one = replace(one, **{"decoder" if one.decoder else "encoder": stack})
     loaded = trained(one)
-    write_hub(tmp_path, loaded)
+    write_huggingface(tmp_path, loaded)
     kind = json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     with exactly(getattr(t, kind).from_pretrained(tmp_path).eval()) as theirs:
         expected = theirs(texts(24)).logits
     close(loaded.network(texts(24)), expected)
 
 
-def test_each_layer_draws_its_own_directions_where_no_seed_is_said(tmp_path: Path):
+def test_without_a_seed_each_layer_draws_its_own_rotations(tmp_path: Path):
     loaded = trained(ours_of())
-    write_hub(tmp_path, loaded)
+    write_huggingface(tmp_path, loaded)
     assert json.loads((tmp_path / "config.json").read_text())["hash_seed"] is None
     assert torch.equal(ours(tmp_path).network(texts(24)), loaded.network(texts(24)))
 
 
 @pytest.mark.parametrize(
     ("settings", "part"),
-    [({"see": Ranks(4)}, "see = \"ranks\""), ({"join": Reversible()}, "join.answer"), ({"tied": True}, "readout.tied"),
-     ({"attention": ("full",)}, "see = \"whole\"")],
-)  # fmt: skip
-def test_what_has_no_equivalent_is_refused_by_name(settings: dict[str, Any], part: str, tmp_path: Path):
+    [
+        ({"pattern": RankWindow(4)}, 'pattern = "rank_window"'),
+        ({"join": Reversible()}, "join.output"),
+        ({"tied": True}, "readout.tied"),
+        ({"attention": ("full",)}, 'pattern = "full"'),
+    ],
+)
+def test_a_model_without_an_equivalent_is_refused_by_name(settings: dict[str, Any], part: str, tmp_path: Path):
     with pytest.raises(InputError, match="no published form") as caught:
-        write_hub(tmp_path / "new", trained(ours_of(**settings)))
+        write_huggingface(tmp_path / "new", trained(ours_of(**settings)))
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_a_bias_of_words_is_left_out_as_it_is_there(tmp_path: Path):
+def test_the_bias_of_the_language_model_head_is_ignored_as_in_transformers(tmp_path: Path):
     model = made("ModelWithLMHead")
     torch.nn.init.normal_(model.lm_head.bias)
-    with pytest.warns(Note, match="bias of its words is left out"):
-        loaded = ours(saved(model, tmp_path / "old"))
+    with pytest.warns(Note, match="bias of its language model head is ignored"):
+        loaded = ours(save_theirs(model, tmp_path / "old"))
     with exactly(model) as theirs:
         expected = theirs(texts(24)).logits
     close(loaded.network(texts(24)), expected)
@@ -340,30 +349,30 @@ OLD = {  # as the config.json of the first published Reformer has it
 }  # fmt: skip
 
 
-def test_an_old_folder_with_joined_pairs_speaks(tmp_path: Path):
+def test_an_old_folder_with_a_bpe_spiece_model_generates(tmp_path: Path):
     model = made("ModelWithLMHead", vocab_size=320, eos_token_id=2)
-    saved(model, tmp_path)
+    save_theirs(model, tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).unlink()
     edit(tmp_path / "config.json", **OLD)
-    spm(tmp_path / "spiece.model", 320, model_type="bpe", character_coverage=0.98)
+    write_sentencepiece(tmp_path / "spiece.model", 320, model_type="bpe", character_coverage=0.98)
     loaded = load(tmp_path, device="cpu")
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     ids = pieces.encode("The early bird")
     assert loaded.tokenizer.encode("The early bird") == ids
-    seeds = [look.seed for layer in loaded.description.decoder.layers for look in layer if hasattr(look, "seed")]
+    seeds = [part.seed for layer in loaded.description.decoder.layers for part in layer if hasattr(part, "seed")]
     assert len(set(seeds)) == len(seeds) == 2
-    said = loaded.generate("The early bird", max_tokens=6, temperature=0.0)
+    text = loaded.generate("The early bird", max_tokens=6, temperature=0.0)
     for _ in range(6):
         ids.append(int(loaded.network(torch.tensor([ids]))[0, -1].argmax()))
-    assert said.startswith(pieces.decode(ids[: ids.index(2)] if 2 in ids else ids))
+    assert text.startswith(pieces.decode(ids[: ids.index(2)] if 2 in ids else ids))
 
 
-def test_a_folder_without_a_tokenizer_is_spoken_to_in_numbers(tmp_path: Path):
-    saved(made("ModelWithLMHead"), tmp_path)
+def test_a_folder_without_a_tokenizer_uses_token_ids(tmp_path: Path):
+    save_theirs(made("ModelWithLMHead"), tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).unlink()
     with pytest.warns(Note, match="has no tokenizer"):
         loaded = load(tmp_path, device="cpu")
-    said = loaded.generate("7 5 39", max_tokens=4, temperature=0.0)
-    assert said.startswith("7 5 39 ")
+    text = loaded.generate("7 5 39", max_tokens=4, temperature=0.0)
+    assert text.startswith("7 5 39 ")

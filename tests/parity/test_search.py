@@ -1,4 +1,4 @@
-"""Published models say what their makers' library makes them say: the same tokens, greedily and with beams."""
+"""Parity with transformers: the same tokens from greedy and beam search."""
 
 from __future__ import annotations
 
@@ -11,36 +11,38 @@ import pytest
 import torch
 
 from regard.api import LoadedModel
-from regard.decode.generate import Request, answer
+from regard.decode.generate import Request, generate_tokens
 from regard.decode.options import Options
 from tests.parity import zoo
-from tests.parity.folders import ours, rows, saved, shaken
+from tests.parity.folders import ours, perturbed, rows, save_theirs
 
-LONGEST = 14
+MAX_TOKENS = 14
 
 
-def theirs_say(model: Any, ids: Any, padding: Any, **how: Any) -> list[list[int]]:
-    """What follows, without what was given, up to the end."""
-    said_end = model.generation_config.eos_token_id
-    ends = said_end if isinstance(said_end, list) else [said_end]
-    said = model.generate(ids, attention_mask=padding.long(), **how)
+def their_tokens(model: Any, ids: Any, padding: Any, **settings: Any) -> list[list[int]]:
+    """The generated tokens, without the prompt, up to the end token."""
+    eos = model.generation_config.eos_token_id
+    ends = eos if isinstance(eos, list) else [eos]
+    output = model.generate(ids, attention_mask=padding.long(), **settings)
     start = 1 if model.config.is_encoder_decoder else ids.shape[1]
-    return [until(row[start:].tolist(), ends) for row in said]
+    return [until(row[start:].tolist(), ends) for row in output]
 
 
 def until(tokens: list[int], ends: Sequence[int]) -> list[int]:
     return tokens[: min((tokens.index(end) for end in ends if end in tokens), default=len(tokens))]
 
 
-def we_say(network: Any, ids: Any, padding: Any, options: Options) -> list[list[int]]:
+def our_tokens(network: Any, ids: Any, padding: Any, options: Options) -> list[list[int]]:
     texts = [row[kept].tolist() for row, kept in zip(ids, padding)]
     both = network.encoder is not None
-    requests = [Request((0,), tuple(text), LONGEST) if both else Request(tuple(text), None, LONGEST) for text in texts]
-    return [list(found[0].tokens) for found in answer(network, requests, options, end=1)]
+    requests = [
+        Request((0,), tuple(text), MAX_TOKENS) if both else Request(tuple(text), None, MAX_TOKENS) for text in texts
+    ]
+    return [list(found[0].tokens) for found in generate_tokens(network, requests, options, eos=1)]
 
 
-CASES = ["gpt2, fading scale", "gpt2, untied", "t5", "t5, 1.1", "marian", "marian, apart"]
-WAYS: list[dict[str, Any]] = [
+CASES = ["gpt2, scaled by layer", "gpt2, untied", "t5", "t5, 1.1", "marian", "marian, separate"]
+SETTINGS: list[dict[str, Any]] = [
     {"num_beams": 1, "no_repeat_ngram_size": 3},
     {"num_beams": 5},
     {"num_beams": 5, "length_penalty": 0.3, "early_stopping": True, "bad_words_ids": [[0], [28]]},
@@ -55,21 +57,23 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("how", WAYS, ids=["greedy", "beams", "full", "never", "ends", "forced", "again", "first"])
-def test_the_same_tokens(name: str, how: dict[str, Any], tmp_path: Path):
-    model = shaken(zoo.ALL[name](), seed=5, by=0.5)
-    model.generation_config.update(**how)
+@pytest.mark.parametrize(
+    "settings", SETTINGS, ids=["greedy", "beams", "full", "never", "ends", "forced", "again", "first"]
+)
+def test_search_gives_the_same_tokens(name: str, settings: dict[str, Any], tmp_path: Path):
+    model = perturbed(zoo.ALL[name](), seed=5, by=0.5)
+    model.generation_config.update(**settings)
     if model.config.is_encoder_decoder:
         model.generation_config.decoder_start_token_id = 0
-    loaded = ours(saved(model, tmp_path))
-    options = replace(LoadedModel(loaded).defaults(), max_tokens=LONGEST)
-    assert options.beam == how["num_beams"]
-    # Their decoders want padding on the left, their encoders on the right; ours do not mind.
+    loaded = ours(save_theirs(model, tmp_path))
+    options = replace(LoadedModel(loaded).defaults(), max_tokens=MAX_TOKENS)
+    assert options.beam == settings["num_beams"]
+    # Their decoders want padding on the left, their encoders on the right; ours accept either.
     ids, padding = rows(7, 6, 9, left=not model.config.is_encoder_decoder)
-    if "no_repeat_ngram_size" in how and not model.config.is_encoder_decoder:
-        # Their rules about what was said before count padding as said.
+    if "no_repeat_ngram_size" in settings and not model.config.is_encoder_decoder:
+        # Their rules about repetition count padding as generated.
         ids, padding = ids.masked_fill(~padding, 9), torch.ones_like(padding)
     with torch.no_grad():
-        expected = theirs_say(model, ids, padding, max_new_tokens=LONGEST)
-    assert we_say(loaded.network, ids, padding, options) == expected
+        expected = their_tokens(model, ids, padding, max_new_tokens=MAX_TOKENS)
+    assert our_tokens(loaded.network, ids, padding, options) == expected
     assert len({tuple(row) for row in expected}) > 1

@@ -1,4 +1,4 @@
-"""What we write is read by others as what it was, exactly; what they do not have is refused by name."""
+"""Hugging Face folders that we write: transformers reads the same model; unsupported parts are refused by name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import BPE, Character
-from regard.decode.inputs import inputs_of
+from regard.decode.inputs import network_inputs
 from regard.errors import InputError
 from regard.layers.join import PreNorm
 from regard.layers.linear import LayerNorm
@@ -22,12 +22,12 @@ from regard.layers.positions import Learned, RelativeBias, Rotary
 from regard.layers.scores import Additive
 from regard.models import zoo as models
 from regard.models.model import Model
-from regard.models.readouts import First, Label, Last, Mean, Most, Number, Tags, Vector
-from regard.store.folder import unique_tensors
-from regard.store.huggingface.folder import write_hub
+from regard.models.readouts import First, Label, Last, Max, Mean, Number, Tags, Vector
+from regard.store.folder import unique_parameters
+from regard.store.huggingface.folder import write_huggingface
 from regard.store.loading import Loaded
 from tests.parity import zoo
-from tests.parity.folders import close, ours, rows, saved, shaken
+from tests.parity.folders import close, ours, perturbed, rows, save_theirs
 
 SMALL = {"width": 24, "depth": 2, "heads": 3, "inner": 36}
 
@@ -44,41 +44,41 @@ def architecture(folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", zoo.ALL)
-def test_what_we_read_and_write_is_what_it_was(name: str, tmp_path: Path):
-    theirs = shaken(zoo.ALL[name]())
-    loaded = ours(saved(theirs, tmp_path / "old"))
-    write_hub(tmp_path / "new", loaded)
+def test_reading_and_writing_changes_nothing(name: str, tmp_path: Path):
+    theirs = perturbed(zoo.ALL[name]())
+    loaded = ours(save_theirs(theirs, tmp_path / "old"))
+    write_huggingface(tmp_path / "new", loaded)
     again = architecture(tmp_path / "new").from_pretrained(tmp_path / "new").eval()
     assert type(again) is type(theirs) or name == "gpt2, bare"
     expected, found = theirs.base_model.state_dict(), again.base_model.state_dict()
     if name != "gpt2, bare":
         expected, found = theirs.state_dict(), again.state_dict()
     different = [key for key in expected if key in found and not torch.equal(expected[key], found[key])]
-    # A table's first rows that no token asks for, and biases that nothing reads.
-    idle = {"embeddings.position_embeddings.weight"} if "roberta" in name else {"cls.predictions.bias"}
-    idle |= {"pooler.dense.weight", "pooler.dense.bias"} if name == "bert, no pooler" else set()
-    idle |= {"model.shared.weight"} if name == "marian, untied" else set()
-    assert [key for key in different if not key.endswith(tuple(idle))] == []
-    once_more = ours(tmp_path / "new")
-    assert once_more.network.description == loaded.network.description
-    before, after = unique_tensors(loaded.network), unique_tensors(once_more.network)
+    # The first rows of a position table and biases, which are never used.
+    unused = {"embeddings.position_embeddings.weight"} if "roberta" in name else {"cls.predictions.bias"}
+    unused |= {"pooler.dense.weight", "pooler.dense.bias"} if name == "bert, no pooler" else set()
+    unused |= {"model.shared.weight"} if name == "marian, untied" else set()
+    assert [key for key in different if not key.endswith(tuple(unused))] == []
+    again_ours = ours(tmp_path / "new")
+    assert again_ours.network.description == loaded.network.description
+    before, after = unique_parameters(loaded.network), unique_parameters(again_ours.network)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
 
 def trained(model: Model, tokenizer: Tokenizer | None = None) -> Loaded:
-    """A model of ours, as if it had been trained."""
+    """A model of ours with random weights, as if trained."""
     tokenizer = tokenizer or Character().train(["abcdefghijklmnopqrstuvwxyz ."])
     torch.manual_seed(1)
     network = model.build(tokenizer.vocabulary)
-    shaken(network)
+    perturbed(network)
     return Loaded(network, (tokenizer, None), {"model_type": "regard"}, {"num_beams": 3, "length_penalty": 0.6})
 
 
 OURS: dict[str, Model] = {
     "transformer": models.transformer(**SMALL),
     "transformer, untied": models.transformer(**SMALL, tied=False),
-    "transformer, apart": models.transformer(**SMALL, shared=False, decoder_depth=1),
+    "transformer, separate": models.transformer(**SMALL, shared=False, decoder_depth=1),
     "gpt2": models.gpt2(**SMALL),
     "bert": models.bert(**SMALL, max_positions=32),
     "bert, next sentence": models.bert(**SMALL, max_positions=32, next_sentence=True),
@@ -86,7 +86,7 @@ OURS: dict[str, Model] = {
     "t5, 1.1": models.t5(**SMALL, version="1.1"),
     "t5, key width": models.t5(**SMALL, key_width=5),
     "bert, labels": replace(models.bert(**SMALL, max_positions=32), readout=Label(("a", "b", "c"))),
-    "bert, number": replace(models.bert(**SMALL, max_positions=32), readout=Number()),
+    "bert, regression": replace(models.bert(**SMALL, max_positions=32), readout=Number()),
     "bert, tags": replace(models.bert(**SMALL, max_positions=32), readout=Tags(("a", "b"))),
     "bert, pooler": replace(models.bert(**SMALL, max_positions=32), readout=Vector(First(), "tanh", normalised=False)),
     "gpt2, labels": replace(models.gpt2(**SMALL), readout=Label(("a", "b"), Last(), None, biased=False)),
@@ -94,62 +94,62 @@ OURS: dict[str, Model] = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_what_we_trained_answers_the_same_elsewhere(name: str, tmp_path: Path):
+def test_our_models_have_the_same_outputs_in_transformers(name: str, tmp_path: Path):
     loaded = trained(OURS[name])
-    write_hub(tmp_path, loaded)
+    write_huggingface(tmp_path, loaded)
     theirs = architecture(tmp_path).from_pretrained(tmp_path).eval()
     ids, padding = rows()
     network = loaded.network
     if network.encoder is not None and network.decoder is not None:
         target, target_padding = rows(9, length=7)
-        said = theirs(ids, attention_mask=padding.long(), decoder_input_ids=target).logits
+        output = theirs(ids, attention_mask=padding.long(), decoder_input_ids=target).logits
         found = network(target, source_ids=ids, source_padding=padding, target_padding=target_padding)
-        close(found, said, target_padding)
-        assert theirs.config.decoder_start_token_id == loaded.tokenizers[0].begin
+        close(found, output, target_padding)
+        assert theirs.config.decoder_start_token_id == loaded.tokenizers[0].bos
     else:
-        said = theirs(ids, attention_mask=padding.long())
+        output = theirs(ids, attention_mask=padding.long())
         found = network(ids, padding=padding)
-        expected = said.pooler_output if "pooler" in name else getattr(said, "logits", None)
-        expected = said.prediction_logits if "next" in name else expected
+        expected = output.pooler_output if "pooler" in name else getattr(output, "logits", None)
+        expected = output.prediction_logits if "next" in name else expected
         close(found, expected, padding if found.dim() == 3 else None)
     if network.decoder is not None and "labels" not in name:
         assert theirs.generation_config.num_beams == 3
-        assert theirs.generation_config.eos_token_id == loaded.tokenizers[0].end
+        assert theirs.generation_config.eos_token_id == loaded.tokenizers[0].eos
     again = ours(tmp_path)
     assert again.tokenizers[0].encode("hello") == loaded.tokenizers[0].encode("hello")
-    parts = ("begin", "end", "pad", "opening") if network.encoder is None else ("begin", "end", "pad")
+    parts = ("bos", "eos", "pad", "prompt_prefix") if network.encoder is None else ("bos", "eos", "pad")
     assert [getattr(again.tokenizers[0], p) for p in parts] == [getattr(loaded.tokenizers[0], p) for p in parts]
 
 
 @pytest.mark.parametrize(
     ("name", "expected"), [("gpt2", "<s>hello"), ("bert", "<s>hello</s>"), ("transformer", "hello</s>")]
 )
-def test_a_tokenizer_of_ours_frames_texts_elsewhere_as_here(name: str, expected: str, tmp_path: Path):
+def test_our_tokenizer_adds_the_same_special_tokens_in_transformers(name: str, expected: str, tmp_path: Path):
     tokenizer = BPE(size=266).train(["hello hello"] * 3)
-    write_hub(tmp_path, trained(OURS[name], tokenizer))
+    write_huggingface(tmp_path, trained(OURS[name], tokenizer))
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.decode(theirs("hello")["input_ids"]) == expected
     assert (theirs.pad_token, theirs.mask_token) == ("<pad>", "<mask>")
 
 
 @pytest.mark.parametrize("name", ["bert, labels", "bert, tags"])
-def test_a_pair_of_texts_is_a_pair_elsewhere(name: str, tmp_path: Path):
+def test_a_pair_of_texts_has_segments_in_transformers(name: str, tmp_path: Path):
     loaded = trained(OURS[name])
-    write_hub(tmp_path, loaded)
+    write_huggingface(tmp_path, loaded)
     theirs = architecture(tmp_path).from_pretrained(tmp_path).eval()
     given = AutoTokenizer.from_pretrained(tmp_path)("hello you", "my dear", return_tensors="pt")
     assert set(given["token_type_ids"][0].tolist()) == {0, 1}
     tokenizer = loaded.tokenizers[0]
     sides = [tokenizer.encode_batch(["hello you"]), tokenizer.encode_batch(["my dear"])]
-    close(loaded.network(**inputs_of(loaded.network, tokenizer, sides)), theirs(**given).logits)
+    close(loaded.network(**network_inputs(loaded.network, tokenizer, sides)), theirs(**given).logits)
 
 
-@pytest.mark.parametrize("pool", [Mean(), First(), Most()])
+@pytest.mark.parametrize("pool", [Mean(), First(), Max()])
 @pytest.mark.parametrize("normalised", [True, False])
-def test_sentence_vectors_are_written_with_their_pool(pool: Any, normalised: bool, tmp_path: Path):
+def test_sentence_embeddings_are_written_with_their_pooling(pool: Any, normalised: bool, tmp_path: Path):
     model = replace(models.bert(**SMALL, max_positions=32), readout=Vector(pool, None, normalised))
     loaded = trained(model)
-    write_hub(tmp_path, loaded)
+    write_huggingface(tmp_path, loaded)
     kinds = [module["type"].rpartition(".")[2] for module in json.loads((tmp_path / "modules.json").read_text())]
     assert kinds == ["Transformer", "Pooling", *(["Normalize"] if normalised else [])]
     again = ours(tmp_path)
@@ -167,15 +167,15 @@ def test_sentence_vectors_are_written_with_their_pool(pool: Any, normalised: boo
         (models.gpt2(**SMALL, position=RelativeBias()), "position"),
         (models.gpt2(**SMALL, score=Additive()), "score"),
         (models.seq2seq(24, 1), "encoder = recurrent and no decoder = recurrent"),
-        (models.bahdanau(24, 1), "decoder = attentive"),
-        (models.luong(24, 1), "decoder = attentive"),
+        (models.bahdanau(24, 1), "decoder = attention_decoder"),
+        (models.luong(24, 1), "decoder = attention_decoder"),
         (models.bert(**SMALL, join=PreNorm(LayerNorm(1e-12))), "join"),
         (models.transformer(**SMALL, position=Learned(30)), "position"),
     ],
 )
-def test_what_has_no_equivalent_is_refused_by_name(model: Model, part: str, tmp_path: Path):
+def test_a_model_without_an_equivalent_is_refused_by_name(model: Model, part: str, tmp_path: Path):
     with pytest.raises(InputError, match="no published form") as caught:
-        write_hub(tmp_path / "new", trained(model))
+        write_huggingface(tmp_path / "new", trained(model))
     assert part in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "new").exists()

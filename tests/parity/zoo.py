@@ -1,4 +1,4 @@
-"""Tiny models of transformers': every family and head we read, with odd settings."""
+"""Tiny models of transformers: every family and head we read, with unusual settings."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ def marian(*, biased: bool = True, **settings: Any) -> Make:
 
 NAMES = {"id2label": {0: "bad", 1: "so so", 2: "good"}, "label2id": {"bad": 0, "so so": 1, "good": 2}}
 
-SPEAKERS: dict[str, Make] = {
+DECODERS: dict[str, Make] = {
     "gpt2": gpt2(),
     "gpt2, bare": gpt2("Model"),
-    "gpt2, fading scale": gpt2(scale_attn_by_inverse_layer_idx=True),
+    "gpt2, scaled by layer": gpt2(scale_attn_by_inverse_layer_idx=True),
     "gpt2, no scale": gpt2(scale_attn_weights=False, reorder_and_upcast_attn=True),
     "gpt2, untied": gpt2(tie_word_embeddings=False),
     "gpt2, odd": gpt2(n_inner=50, activation_function="relu", layer_norm_epsilon=1e-3, n_head=2),
 }
-TRANSLATORS: dict[str, Make] = {
+ENCODER_DECODERS: dict[str, Make] = {
     "t5": t5(),
     "t5, 1.1": t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, untied=True),
     "t5, gated, tied": t5(feed_forward_proj="gated-silu", tie_word_embeddings=False),
@@ -77,14 +77,14 @@ TRANSLATORS: dict[str, Make] = {
                   layer_norm_epsilon=1e-3, feed_forward_proj="gelu"),
     "marian": marian(),
     "marian, scaled": marian(biased=False, scale_embedding=True, activation_function="swish"),
-    "marian, apart": marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=36),
-    "marian, says more": marian(
+    "marian, separate": marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=36),
+    "marian, larger target": marian(
         share_encoder_decoder_embeddings=False, decoder_vocab_size=60, decoder_start_token_id=59
     ),
     "marian, untied": marian(share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
-    "marian, shared in name only": marian(tie_word_embeddings=False),
+    "marian, untied and shared": marian(tie_word_embeddings=False),
 }  # fmt: skip
-FILLERS: dict[str, Make] = {
+TOKEN_HEADS: dict[str, Make] = {
     "bert": bert("ForMaskedLM"),
     "bert, odd": bert("ForMaskedLM", hidden_act="gelu_new", layer_norm_eps=1e-3, type_vocab_size=3),
     "bert, untied": bert("ForMaskedLM", tie_word_embeddings=False),
@@ -98,20 +98,20 @@ FILLERS: dict[str, Make] = {
     "distilbert, tags": distilbert("ForTokenClassification", **NAMES),
     "distilbert, spans": distilbert("ForQuestionAnswering"),
 }
-JUDGES: dict[str, Make] = {
+SEQUENCE_HEADS: dict[str, Make] = {
     "bert, labels": bert("ForSequenceClassification", **NAMES),
-    "bert, number": bert("ForSequenceClassification", num_labels=1),
+    "bert, regression": bert("ForSequenceClassification", num_labels=1),
     "bert, next sentence": bert("ForNextSentencePrediction"),
     "roberta, labels": roberta("ForSequenceClassification", **NAMES),
     "distilbert, labels": distilbert("ForSequenceClassification", **NAMES),
-    "distilbert, number": distilbert("ForSequenceClassification", num_labels=1, problem_type="regression"),
+    "distilbert, regression": distilbert("ForSequenceClassification", num_labels=1, problem_type="regression"),
     "gpt2, labels": gpt2("ForSequenceClassification", **NAMES),
 }
-GPT2_TAGGERS: dict[str, Make] = {
+DECODER_TOKEN_HEADS: dict[str, Make] = {
     "gpt2, tags": gpt2("ForTokenClassification", **NAMES),
     "gpt2, spans": gpt2("ForQuestionAnswering"),
 }
-READERS: dict[str, Make] = {
+ENCODERS: dict[str, Make] = {
     "bert, bare": bert("Model"),
     "bert, no pooler": lambda: t.BertModel(t.BertConfig(**BERT), add_pooling_layer=False),
     "roberta, bare": roberta("Model"),
@@ -119,5 +119,13 @@ READERS: dict[str, Make] = {
     "t5, encoder": t5("EncoderModel"),
     "t5, gated encoder": t5("EncoderModel", feed_forward_proj="gated-gelu"),
 }
-BOTH: dict[str, Make] = {"bert, pretraining": bert("ForPreTraining")}
-ALL = {**SPEAKERS, **TRANSLATORS, **FILLERS, **JUDGES, **GPT2_TAGGERS, **READERS, **BOTH}
+PRETRAINING: dict[str, Make] = {"bert, pretraining": bert("ForPreTraining")}
+ALL = {
+    **DECODERS,
+    **ENCODER_DECODERS,
+    **TOKEN_HEADS,
+    **SEQUENCE_HEADS,
+    **DECODER_TOKEN_HEADS,
+    **ENCODERS,
+    **PRETRAINING,
+}

@@ -1,4 +1,4 @@
-"""A real browser for the tests of the page: it loads nothing but its file, and what it complains of is a failure."""
+"""A real browser for the tests of the page: it loads nothing but its file, and every console error fails the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from urllib.parse import urlencode
 import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-VIEWS = ("overview", "head", "matrix", "neuron", "generation", "positions", "buckets", "off", "compare", "near")
+VIEWS = (
+    "overview",
+    "head",
+    "matrix",
+    "neuron",
+    "generation",
+    "positions",
+    "buckets",
+    "ablation",
+    "compare",
+    "neighbours",
+)
 SIZE = {"width": 1280, "height": 900}
 WITH_NAMES = {
     "button", "checkbox", "combobox", "textbox", "slider", "gridcell", "option", "treeitem", "image", "img", "link",
@@ -21,19 +32,19 @@ WITH_NAMES = {
 
 _SETTLED = """() => new Promise((done) => {
   let [last, same] = ["", 0];
-  const look = () => {
-    const now = document.body.innerText.length + location.hash + (document.querySelector("#said")?.textContent ?? "");
+  const check = () => {
+    const now = document.body.innerText.length + location.hash + (document.querySelector("#status")?.textContent ?? "");
     same = now === last ? same + 1 : 0;
     last = now;
     if (same >= 3) done();
-    else requestAnimationFrame(look);
+    else requestAnimationFrame(check);
   };
-  requestAnimationFrame(look);
+  requestAnimationFrame(check);
 })"""
 
 
 def started() -> Iterator[Any]:
-    """The browser, for as long as it is needed; the test is skipped where there is none."""
+    """The browser, until the tests end; without one the test is skipped."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed, so no page is opened.")
     if CHROMIUM is None:
         pytest.skip("chromium is not installed, so no page is opened.")
@@ -47,25 +58,25 @@ class Window:
     """One page in the browser."""
 
     def __init__(self, page: Any) -> None:
-        self.page, self.troubles = page, []
+        self.page, self.errors = page, []
         page.set_default_timeout(20_000)
-        page.on("console", lambda said: said.type == "error" and self.troubles.append(said.text))
-        page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        page.on("requestfailed", lambda request: self.troubles.append(f"wanted {request.url}"))
+        page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("requestfailed", lambda request: self.errors.append(f"requested {request.url}"))
 
     def go(self, address: str, **selected: Any) -> Window:
-        """Open a page, with something selected."""
+        """Open a page with a selection."""
         self.page.goto(address + (f"#{urlencode(selected)}" if selected else ""))
         return self.ready()
 
     def ready(self) -> Window:
-        """Wait until the page is there and nothing on it changes."""
+        """Wait until the page is mounted and nothing on it changes."""
         self.page.wait_for_selector("html[data-ready]", state="attached")
         self.page.evaluate(_SETTLED)
         return self
 
     def select(self, **selected: Any) -> Window:
-        """Go to another selection, as an address names it."""
+        """Change the selection by the address."""
         self.page.evaluate("(hash) => { location.hash = hash; }", urlencode(selected))
         self.page.wait_for_function("(view) => document.querySelector(`[data-view='${view}']`)", arg=selected["view"])
         return self.settled()
@@ -88,14 +99,14 @@ class Window:
 
     @property
     def views(self) -> list[str]:
-        """The views that the bar offers."""
+        """The views in the bar."""
         names: list[str] = self.page.eval_on_selector_all("#views button", "(all) => all.map((tab) => tab.id.slice(4))")
         return names
 
     @property
-    def said(self) -> str:
-        """What a screen reader was told last."""
-        return str(self.page.text_content("#said"))
+    def announced(self) -> str:
+        """The last announcement to screen readers."""
+        return str(self.page.text_content("#status"))
 
     @property
     def hash(self) -> str:
@@ -104,14 +115,14 @@ class Window:
         return str(self.page.evaluate("location.hash"))
 
     def data(self, selector: str, *names: str) -> list[list[Any]]:
-        """What data-* attributes say, of every element found: numbers where they are numbers."""
+        """The data-* attributes of every element found, as numbers where possible."""
         found: list[list[Any]] = self.page.eval_on_selector_all(
             selector, "(all, names) => all.map((one) => names.map((name) => one.dataset[name] ?? null))", list(names)
         )
         return [[_number(value) for value in row] for row in found]
 
     def hovered(self, selector: str, across: int = 12, down: int = 12) -> dict[tuple[int, int], float]:
-        """Move over an element on a grid of points -> the value told of each row and column."""
+        """Move over an element on a grid of points -> the tooltip value of each row and column."""
         self.page.locator(selector).scroll_into_view_if_needed()
         box = self.page.locator(selector).bounding_box()
         found: dict[tuple[int, int], float] = {}
@@ -125,7 +136,7 @@ class Window:
         return found
 
     def saved(self, kind: str, folder: Path) -> Path:
-        """What the save menu gives."""
+        """The file of the save menu."""
         self.page.click("#save summary")
         with self.page.expect_download() as download:
             self.page.click(f"#save-{kind}")
@@ -134,14 +145,14 @@ class Window:
         return path
 
     def elements(self) -> list[Any]:
-        """Tags and names of attributes of all elements, in order: what a text must not be able to change."""
+        """The tags and attribute names of all elements, in order: no text may change them."""
         found: list[Any] = self.page.eval_on_selector_all(
             "*", "(all) => all.map((one) => [one.localName, one.getAttributeNames().sort().join()])"
         )
         return found
 
     def unnamed(self) -> list[str]:
-        """What a screen reader could not name, of all that can be used or looked at."""
+        """The roles of controls and images without an accessible name."""
         session = self.page.context.new_cdp_session(self.page)
         nodes = session.send("Accessibility.getFullAXTree")["nodes"]
         session.detach()
@@ -156,14 +167,14 @@ class Window:
 
 @contextmanager
 def opened(browser: Any, address: str = "", *, online: bool = False, options: dict[str, Any] | None = None, **selected):
-    """A window without a network; what it complains of fails the test."""
+    """A window without a network; an error in it fails the test."""
     context = browser.new_context(viewport=SIZE, offline=not online, accept_downloads=True, **(options or {}))
     if not online:
         context.route("**/*", lambda route: route.continue_() if _is_own(route.request.url) else route.abort())
     window = Window(context.new_page())
     try:
         yield window.go(address, **selected) if address else window
-        assert window.troubles == []
+        assert window.errors == []
     finally:
         context.close()
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: every view opens, what it shows are the model's numbers, and a keyboard is enough."""
+"""The page in a real browser: every view opens, shows the model's numbers, and works by keyboard."""
 
 from __future__ import annotations
 
@@ -14,64 +14,66 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.api import LoadedModel, beside
+from regard.api import LoadedModel, side_by_side
 from regard.data.tasks.masked_lm import ordinary_tokens
 from regard.layers.contract import Ablation
 from regard.models import zoo
 from regard.show.page import page
-from regard.show.payload import packed
-from regard.show.positions import positions
-from regard.show.trace import Seen
+from regard.show.payload import page_payload
+from regard.show.positions import position_tables
+from regard.show.trace import AttentionTrace
 from tests.laws.zoo import MODELS
 from tests.small import small
 
 from .browser import Window, opened
 
-pytestmark = pytest.mark.usefixtures("browser")  # where there is none, nothing is made
+pytestmark = pytest.mark.usefixtures("browser")  # without a browser no page is made
 
 TEXT = "The dogs played in the parks."
-SAID = "the cat ran in a park"
-CLOSE = {"rel": 1.5e-3, "abs": 1e-5}  # what half precision leaves of a number
-EVERY = ["overview", "head", "matrix", "neuron", "generation", "positions", "off", "near"]
+TARGET = "the cat ran in a park"
+CLOSE = {"rel": 1.5e-3, "abs": 1e-5}  # half precision
+ALL_VIEWS = ["overview", "head", "matrix", "neuron", "generation", "positions", "ablation", "neighbours"]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A model, what was seen of it, and where its page is."""
+    """A model, its trace, and the address of its page."""
 
     model: LoadedModel
-    seen: Seen
+    trace: AttentionTrace
     address: str
 
     @property
     def probabilities(self) -> Tensor:
-        """T x N: how likely each row finds each word."""
-        text = self.seen.text
+        """T x N: the probability of each token in each row."""
+        example = self.trace.example
         with torch.inference_mode():
-            return self.model.network.readout(self.model.network.hidden_states(**text.reading.inputs))[0].softmax(-1)
+            return self.model.network.readout(self.model.network.hidden_states(**example.collector.inputs))[0].softmax(
+                -1
+            )
 
 
-def page_of(folder: Path, name: str, seen: Seen, model: LoadedModel) -> Page:
+def page_of(folder: Path, name: str, trace: AttentionTrace, model: LoadedModel) -> Page:
     path = folder / f"{name.split(',')[0]}.html"
-    seen.save(path)
-    return Page(model, seen, path.as_uri())
+    trace.save(path)
+    return Page(model, trace, path.as_uri())
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Page]:
     """A page of each kind of model."""
     folder = tmp_path_factory.mktemp("pages")
-    asked: dict[str, dict[str, Any]] = {
-        "bahdanau": {"target": SAID},
+    arguments: dict[str, dict[str, Any]] = {
+        "bahdanau": {"target": TARGET},
         "transformer": {"beam": 3},
         "bert": {},
         "gpt2": {"length": 4},
         "reformer, several rounds": {},
-        "seq2seq": {"target": SAID},
+        "seq2seq": {"target": TARGET},
     }
     made = {}
-    for name, options in asked.items():
-        model = small(MODELS[name], generation={"max_length": 7})
+    for name, options in arguments.items():
+        model = small(MODELS[name], generation_config={"max_length": 7})
         made[name.split(",")[0]] = page_of(folder, name, model.look(TEXT, **options), model)
     return made
 
@@ -82,21 +84,21 @@ def window(browser: Any) -> Iterator[Window]:
         yield made
 
 
-FITTING = {
-    "bahdanau": [name for name in EVERY if name != "positions"],
-    "transformer": EVERY,
-    "bert": EVERY,
-    "gpt2": EVERY,
-    "reformer": [*EVERY[:6], "buckets", *EVERY[6:]],
-    "seq2seq": ["generation", "near"],
+VIEWS_OF = {
+    "bahdanau": [name for name in ALL_VIEWS if name != "positions"],
+    "transformer": ALL_VIEWS,
+    "bert": ALL_VIEWS,
+    "gpt2": ALL_VIEWS,
+    "reformer": [*ALL_VIEWS[:6], "buckets", *ALL_VIEWS[6:]],
+    "seq2seq": ["generation", "neighbours"],
 }
 
 
-@pytest.mark.parametrize("name", FITTING)
-def test_every_view_that_fits_opens_by_its_button_and_all_is_named(pages: dict[str, Page], window: Window, name: str):
+@pytest.mark.parametrize("name", VIEWS_OF)
+def test_every_view_opens_by_its_button_and_has_accessible_names(pages: dict[str, Page], window: Window, name: str):
     window.go(pages[name].address)
-    assert window.views == FITTING[name]
-    for view in FITTING[name]:
+    assert window.views == VIEWS_OF[name]
+    for view in VIEWS_OF[name]:
         window.click(f"#tab-{view}")
         assert window.page.locator(f"[data-view='{view}'] *").count() > 5
         assert window.page.get_attribute(f"#tab-{view}", "aria-current") == "page"
@@ -105,30 +107,30 @@ def test_every_view_that_fits_opens_by_its_button_and_all_is_named(pages: dict[s
         assert ("has no attention" in note) == (name == "seq2seq")
         assert window.unnamed() == []
     window.press("?")
-    assert window.page.locator("dialog[open] dt").count() >= len(FITTING[name])
+    assert window.page.locator("dialog[open] dt").count() >= len(VIEWS_OF[name])
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer", "bert", "gpt2", "reformer"])
 def test_the_overview_shows_the_entropies(pages: dict[str, Page], window: Window, name: str):
     page = pages[name]
     window.go(page.address, view="overview")
-    window.page.locator(".thumb").last.scroll_into_view_if_needed()  # thumbnails are painted when they come into sight
+    window.page.locator(".thumb").last.scroll_into_view_if_needed()  # thumbnails are painted when they scroll into view
     window.page.wait_for_selector(".thumb:last-child canvas[data-painted]")
     window.page.locator(".thumb").first.scroll_into_view_if_needed()
     window.page.wait_for_function(
         "() => [...document.querySelectorAll('.thumb canvas')].every((one) => one.dataset.painted)"
     )
     found = {(layer, head): value for layer, head, value in window.data(".thumb", "layer", "head", "value")}
-    entropy = {(layer, h): float(value) for layer, heads in page.seen.entropy.items() for h, value in enumerate(heads)}
+    entropy = {(layer, h): float(value) for layer, heads in page.trace.entropy.items() for h, value in enumerate(heads)}
     assert found == pytest.approx(entropy, abs=1e-6)
-    shares = page.seen.weights[next(iter(page.seen.weights))][0].double()
+    shares = page.trace.weights[next(iter(page.trace.weights))][0].double()
     shares = shares / shares.sum(-1, keepdim=True)
     bits = float(-(shares * shares.clamp_min(1e-30).log2()).sum(-1).mean())
-    assert found[next(iter(page.seen.weights)), 0] == pytest.approx(bits, abs=1e-4)
+    assert found[next(iter(page.trace.weights)), 0] == pytest.approx(bits, abs=1e-4)
     window.click("#sort-distance")
     values = [value for (value,) in window.data(".thumb", "value")]
     assert values == sorted(values)
-    assert values == pytest.approx(sorted(float(x) for heads in page.seen.distance.values() for x in heads), abs=1e-6)
+    assert values == pytest.approx(sorted(float(x) for heads in page.trace.distance.values() for x in heads), abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -141,12 +143,12 @@ def test_the_overview_shows_the_entropies(pages: dict[str, Page], window: Window
 def test_the_matrix_shows_the_weights_under_the_pointer(
     pages: dict[str, Page], window: Window, name: str, layer: str, head: int
 ):
-    weights = pages[name].seen.weights[layer][head]
+    weights = pages[name].trace.weights[layer][head]
     window.go(pages[name].address, view="matrix", layer=layer, head=head)
     found = window.hovered("#map", 9, 9)
     assert len(found) >= 20
     assert found == {(r, c): pytest.approx(float(weights[r, c]), **CLOSE) for r, c in found}
-    row, column = max(found, key=lambda place: found[place])
+    row, column = max(found, key=found.get)
     window.select(view="matrix", layer=layer, head=head, row=row, column=column)
     listed = window.data("#row-weights li", "column", "value")
     order = weights[row].argsort(descending=True, stable=True).tolist()
@@ -156,7 +158,7 @@ def test_the_matrix_shows_the_weights_under_the_pointer(
 
 def test_the_matrix_is_darker_where_the_weight_is_greater(pages: dict[str, Page], window: Window):
     window.go(pages["transformer"].address, view="matrix", layer="encoder.0.self", head=0)
-    weights = pages["transformer"].seen.weights["encoder.0.self"][0]
+    weights = pages["transformer"].trace.weights["encoder.0.self"][0]
     window.page.locator("#map").scroll_into_view_if_needed()
     box = window.page.locator("#map").bounding_box()
     inks: dict[tuple[int, int], int] = {}
@@ -174,18 +176,18 @@ def test_the_matrix_is_darker_where_the_weight_is_greater(pages: dict[str, Page]
             inks[row, column] = ink
         if len(inks) >= 12:
             break
-    darkest = min(inks, key=lambda place: inks[place])
-    lightest = max(inks, key=lambda place: inks[place])
+    darkest = min(inks, key=inks.get)
+    lightest = max(inks, key=inks.get)
     assert inks[darkest] < inks[lightest]
     assert weights[darkest] > weights[lightest]
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer", "bert", "gpt2", "reformer"])
-def test_words_are_what_by_word_says(pages: dict[str, Page], window: Window, name: str):
-    seen = pages[name].seen
-    layer = list(seen.weights)[-1]
-    words = seen.by_word(layer)[0]
-    assert words.shape < seen.weights[layer][0].shape
+def test_merged_words_are_those_of_by_word(pages: dict[str, Page], window: Window, name: str):
+    trace = pages[name].trace
+    layer = list(trace.weights)[-1]
+    words = trace.by_word(layer)[0]
+    assert words.shape < trace.weights[layer][0].shape
     window.go(pages[name].address, view="matrix", layer=layer, head=0).click("#words")
     assert "words=yes" in window.hash
     found = window.hovered("#map", 9, 9)
@@ -196,22 +198,22 @@ def test_words_are_what_by_word_says(pages: dict[str, Page], window: Window, nam
 @pytest.mark.parametrize(
     ("summary", "expected"),
     [
-        ("mean", lambda seen: seen.weights["encoder.1.self"].mean(0)),
-        ("maximum", lambda seen: seen.weights["encoder.1.self"].amax(0)),
-        ("rollout", lambda seen: seen.rollout("encoder")),
-        ("norm", lambda seen: seen.norm_weighted("encoder.1.self")[0]),
+        ("mean", lambda trace: trace.weights["encoder.1.self"].mean(0)),
+        ("maximum", lambda trace: trace.weights["encoder.1.self"].amax(0)),
+        ("rollout", lambda trace: trace.rollout("encoder")),
+        ("norm", lambda trace: trace.norm_weighted("encoder.1.self")[0]),
     ],
 )
 def test_summaries_are_those_of_python(pages: dict[str, Page], window: Window, summary: str, expected: Any):
-    weights = expected(pages["bert"].seen)
+    weights = expected(pages["bert"].trace)
     window.go(pages["bert"].address, view="matrix", layer="encoder.1.self", summary=summary)
     found = window.hovered("#map", 8, 8)
     assert len(found) >= 15
     assert found == {(r, c): pytest.approx(float(weights[r, c]), rel=2e-3, abs=1e-4) for r, c in found}
 
 
-def test_the_heads_show_numbers_beside_their_keys(pages: dict[str, Page], window: Window):
-    weights = pages["transformer"].seen.weights["decoder.0.cross"]
+def test_the_head_view_shows_the_weights_of_keys(pages: dict[str, Page], window: Window):
+    weights = pages["transformer"].trace.weights["decoder.0.cross"]
     window.go(pages["transformer"].address, view="head", layer="decoder.0.cross")
     window.click('.unit[data-side="row"][data-unit="2"]')
     mean = window.data('.unit[data-side="column"]', "unit", "weight")
@@ -235,7 +237,7 @@ def test_the_heads_show_numbers_beside_their_keys(pages: dict[str, Page], window
 def test_a_weight_is_computed_from_its_vectors(
     pages: dict[str, Page], window: Window, name: str, layer: str, head: int, row: int
 ):
-    weights = pages[name].seen.weights[layer][head, row]
+    weights = pages[name].trace.weights[layer][head, row]
     column = int(weights.argmax())
     window.go(pages[name].address, view="neuron", layer=layer, head=head, row=row, column=column)
     keys = window.data("tr[data-key]", "key", "weight", "recorded")
@@ -249,31 +251,31 @@ def test_a_weight_is_computed_from_its_vectors(
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer", "gpt2", "reformer", "seq2seq"])
-def test_candidates_are_the_likeliest_words(pages: dict[str, Page], window: Window, name: str):
-    page, text = pages[name], pages[name].seen.text
-    likely = page.probabilities
-    following = text.said if text.source else text.said[1:]
+def test_candidates_are_the_most_probable_tokens(pages: dict[str, Page], window: Window, name: str):
+    page, example = pages[name], pages[name].trace.example
+    probabilities = page.probabilities
+    following = example.target_ids if example.source_ids else example.target_ids[1:]
     window.go(page.address, view="generation")
     for step in (0, 2, len(following) - 1):
         window.select(view="generation", step=step)
-        best = likely[step].topk(10).values
+        best = probabilities[step].topk(10).values
         found = window.data(".candidates .bar", "value", "marked")
         assert [value for value, _ in found[:10]] == pytest.approx(best.tolist(), rel=1e-4, abs=1e-6)
         [(chosen,)] = window.data(".sum output", "value")
-        assert chosen == pytest.approx(float(likely[step, following[step]]), rel=1e-4, abs=1e-7)
+        assert chosen == pytest.approx(float(probabilities[step, following[step]]), rel=1e-4, abs=1e-7)
         assert [value for value, marked in found if marked] == pytest.approx([chosen])
         for columns in window.page.eval_on_selector_all(
             ".attended:not([hidden])", "(all) => all.map((one) => one.dataset.columns)"
         ):
             layers = [
-                name for name in page.seen.weights if page.seen.axes(name)[1] == columns and name.startswith("dec")
+                name for name in page.trace.weights if page.trace.axes(name)[1] == columns and name.startswith("dec")
             ]
-            mean = torch.cat([page.seen.weights[layer][:, step] for layer in layers]).mean(0)
+            mean = torch.cat([page.trace.weights[layer][:, step] for layer in layers]).mean(0)
             shown = window.data(f'.attended[data-columns="{columns}"] [data-token]', "token", "value")
             assert dict(shown) == {at: pytest.approx(float(value), **CLOSE) for at, value in enumerate(mean)}
 
 
-def test_a_masked_model_is_asked_at_all_tokens(pages: dict[str, Page], window: Window):
+def test_a_masked_model_has_candidates_at_all_tokens(pages: dict[str, Page], window: Window):
     window.go(pages["bert"].address, view="generation", step=3)
     best = pages["bert"].probabilities[3].topk(10).values
     assert [value for (value,) in window.data(".candidates .bar", "value")][:10] == pytest.approx(
@@ -281,41 +283,41 @@ def test_a_masked_model_is_asked_at_all_tokens(pages: dict[str, Page], window: W
     )
 
 
-def test_the_tree_of_the_beam_is_drawn(pages: dict[str, Page], window: Window):
-    seen = pages["transformer"].seen
+def test_the_beam_search_tree_is_drawn(pages: dict[str, Page], window: Window):
+    trace = pages["transformer"].trace
     window.go(pages["transformer"].address, view="generation")
     nodes = window.data(".tree [data-node]", "node", "step", "parent", "value")
-    expected = [[at, node["step"], node["parent"], node["score"]] for at, node in enumerate(seen.text.beams)]
+    expected = [[at, node["step"], node["parent"], node["score"]] for at, node in enumerate(trace.example.beams)]
     assert len(nodes) == len(expected) > 10
     for found, wanted in zip(nodes, expected):
         assert found[:3] == wanted[:3]
         assert found[3] == pytest.approx(wanted[3])
-    said = window.page.eval_on_selector_all(".node.best text", "(all) => all.map((one) => one.textContent)")
-    assert said == seen.target_tokens[: len(said)]
-    assert len(said) >= len(seen.target_tokens) - 1
+    best = window.page.eval_on_selector_all(".node.best text", "(all) => all.map((one) => one.textContent)")
+    assert best == trace.target_tokens[: len(best)]
+    assert len(best) >= len(trace.target_tokens) - 1
 
 
 @pytest.mark.parametrize("name", ["transformer", "bert", "gpt2", "reformer"])
-def test_tables_of_positions_are_shown(pages: dict[str, Page], window: Window, name: str):
-    page, text = pages[name], pages[name].seen.text
-    tables = positions(page.model.network, len(text.source) + len(text.said))
+def test_position_tables_are_shown(pages: dict[str, Page], window: Window, name: str):
+    page, example = pages[name], pages[name].trace.example
+    tables = position_tables(page.model.network, len(example.source_ids) + len(example.target_ids))
     window.go(page.address, view="positions")
     assert len(window.data("canvas.table", "table")) == len(tables) > 0
-    for at, place in enumerate(tables):
+    for at, entry in enumerate(tables):
         found = window.hovered(f'canvas[data-table="{at}"]', 6, 6)
         assert len(found) >= 16
-        assert found == {(r, c): pytest.approx(float(place["table"][r, c]), rel=1e-3, abs=1e-4) for r, c in found}
-        if place["kind"] == "table":
-            [(likeness,)] = window.data(f'.position[data-table="{at}"] [data-values]', "values")
-            rows = F.normalize(place["table"], dim=-1)
+        assert found == {(r, c): pytest.approx(float(entry["table"][r, c]), rel=1e-3, abs=1e-4) for r, c in found}
+        if entry["kind"] == "table":
+            [(similarity,)] = window.data(f'.position[data-table="{at}"] [data-values]', "values")
+            rows = F.normalize(entry["table"], dim=-1)
             cosines = [float((rows[: len(rows) - d] * rows[d:]).sum(-1).mean()) for d in range(len(rows))]
-            assert [float(part) for part in likeness.split()] == pytest.approx(cosines, abs=2e-3)
+            assert [float(part) for part in similarity.split()] == pytest.approx(cosines, abs=2e-3)
 
 
 def test_buckets_are_those_of_the_model(pages: dict[str, Page], window: Window):
     page = pages["reformer"]
-    layer, head = next(iter(page.seen.buckets)), 1
-    buckets, weights = page.seen.buckets[layer][head], page.seen.weights[layer][head]
+    layer, head = next(iter(page.trace.buckets)), 1
+    buckets, weights = page.trace.buckets[layer][head], page.trace.weights[layer][head]
     row = len(buckets) - 2
     window.go(page.address, view="buckets", layer=layer, head=head, row=row)
     for round in range(buckets.shape[1]):
@@ -327,11 +329,14 @@ def test_buckets_are_those_of_the_model(pages: dict[str, Page], window: Window):
         for bucket, tokens in boxes:
             assert tokens == (buckets[:, round] == bucket).nonzero().flatten().tolist()
         assert sum(len(tokens) for _, tokens in boxes) == len(buckets)
-    met = {key: (rounds, weight) for key, rounds, weight in window.data(".met tr[data-key]", "key", "rounds", "weight")}
+    partners = {
+        key: (rounds, weight)
+        for key, rounds, weight in window.data(".partners tr[data-key]", "key", "rounds", "weight")
+    }
     same = (buckets == buckets[row]).sum(-1)
     expected = [s for s in range(row) if same[s] or weights[row, s] > 0]
-    assert sorted(met) == expected
-    for s, (rounds, weight) in met.items():
+    assert sorted(partners) == expected
+    for s, (rounds, weight) in partners.items():
         assert rounds == int(same[s])
         assert weight == pytest.approx(float(weights[row, s]), **CLOSE)
     found = window.hovered("canvas.square", 6, 6)
@@ -339,34 +344,36 @@ def test_buckets_are_those_of_the_model(pages: dict[str, Page], window: Window):
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer", "gpt2"])
-def test_losses_with_a_head_off_are_those_of_the_changed_model(pages: dict[str, Page], window: Window, name: str):
-    page, text = pages[name], pages[name].seen.text
+def test_losses_with_a_head_switched_off_are_those_of_the_ablated_model(
+    pages: dict[str, Page], window: Window, name: str
+):
+    page, example = pages[name], pages[name].trace.example
     network = page.model.network
-    said = torch.tensor(text.said if text.source else text.said[1:])
+    targets = torch.tensor(example.target_ids if example.source_ids else example.target_ids[1:])
 
     def loss(**off: Any) -> float:
         with torch.inference_mode():
-            logits = network.readout(network.hidden_states(**text.reading.inputs, **off))[0, : len(said)]
-        return float(F.cross_entropy(logits, said))
+            logits = network.readout(network.hidden_states(**example.collector.inputs, **off))[0, : len(targets)]
+        return float(F.cross_entropy(logits, targets))
 
-    window.go(page.address, view="off")
+    window.go(page.address, view="ablation")
     assert window.data("p output[data-loss]", "loss")[0] == [pytest.approx(loss(), rel=1e-4)]
     cells = window.data("[role=gridcell]", "layer", "head", "loss", "value")
-    assert len(cells) == sum(len(heads) for heads in page.seen.weights.values())
-    for layer, head, lost, ablation in cells[::2]:
+    assert len(cells) == sum(len(heads) for heads in page.trace.weights.values())
+    for layer, head, shown, change in cells[::2]:
         changed = loss(ablation=Ablation({layer: (head,)}))
-        assert lost == pytest.approx(changed, rel=1e-4)
-        assert ablation == pytest.approx(changed - loss(), abs=1e-4)
+        assert shown == pytest.approx(changed, rel=1e-4)
+        assert change == pytest.approx(changed - loss(), abs=1e-4)
 
 
 @pytest.mark.parametrize("name", ["transformer", "gpt2", "seq2seq"])
-def test_the_nearest_words_are_nearest_by_cosine(pages: dict[str, Page], window: Window, name: str):
-    page, text = pages[name], pages[name].seen.text
-    side, ids = ("source", text.source) if text.source else ("read", text.read)
+def test_the_nearest_neighbours_are_nearest_by_cosine(pages: dict[str, Page], window: Window, name: str):
+    page, example = pages[name], pages[name].trace.example
+    side, ids = ("source", example.source_ids) if example.source_ids else ("decoder_input", example.input_ids)
     network = page.model.network
     table = F.normalize((network.source_embed if side == "source" else network.embed).table.weight.detach(), dim=-1)
-    window.go(page.address, view="near", side=side, token=2)
-    values = [value for (value,) in window.data(".nearest .bar", "value")]
+    window.go(page.address, view="neighbours", side=side, token=2)
+    values = [value for (value,) in window.data(".neighbours .bar", "value")]
     cosines = table @ table[ids[2]]
     cosines[ids[2]] = -2
     words = ordinary_tokens(page.model.tokenizer)
@@ -375,22 +382,22 @@ def test_the_nearest_words_are_nearest_by_cosine(pages: dict[str, Page], window:
 
 
 @pytest.fixture(scope="module")
-def compared(pages: dict[str, Page], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Seen], str, str]:
-    """Two models beside each other, and three in the course of time."""
+def compared(pages: dict[str, Page], tmp_path_factory: pytest.TempPathFactory) -> tuple[list[AttentionTrace], str, str]:
+    """Two models side by side, and three checkpoints."""
     first = pages["transformer"].model
-    second = small(MODELS["rotary"], generation={"max_length": 7})
-    seens = [first.look(TEXT, SAID), second.look(TEXT, SAID), first.look(TEXT, SAID)]
+    second = small(MODELS["rotary"], generation_config={"max_length": 7})
+    traces = [first.look(TEXT, TARGET), second.look(TEXT, TARGET), first.look(TEXT, TARGET)]
     folder = tmp_path_factory.mktemp("compared")
-    beside(*seens[:2], labels=["one", "two"]).save(folder / "two.html")
-    beside(*seens, labels=["step 1", "step 2", "step 3"], slider=True).save(folder / "time.html")
-    return seens, (folder / "two.html").as_uri(), (folder / "time.html").as_uri()
+    side_by_side(*traces[:2], labels=["one", "two"]).save(folder / "two.html")
+    side_by_side(*traces, labels=["step 1", "step 2", "step 3"], slider=True).save(folder / "time.html")
+    return traces, (folder / "two.html").as_uri(), (folder / "time.html").as_uri()
 
 
-def test_two_models_are_compared(compared: tuple[list[Seen], str, str], window: Window):
+def test_two_models_are_compared(compared: tuple[list[AttentionTrace], str, str], window: Window):
     (first, second, _), address, _ = compared
     layer = "decoder.1.cross"
     window.go(address, view="compare", layer=layer, head=1)
-    assert window.views == [*EVERY[:-1], "compare", "near"]
+    assert window.views == [*ALL_VIEWS[:-1], "compare", "neighbours"]
     left, right = first.weights[layer][1], second.weights[layer][1]
     for name, weights in {"left": left, "right": right, "difference": right - left}.items():
         found = window.hovered(f'canvas[data-map="{name}"]', 7, 7)
@@ -405,21 +412,23 @@ def test_two_models_are_compared(compared: tuple[list[Seen], str, str], window: 
     assert window.unnamed() == []
 
 
-def test_a_slider_goes_through_the_course_of_time(
-    compared: tuple[list[Seen], str, str], window: Window, tmp_path: Path
+def test_a_slider_steps_through_checkpoints(
+    compared: tuple[list[AttentionTrace], str, str], window: Window, tmp_path: Path
 ):
-    seens, _, address = compared
+    traces, _, address = compared
     layer = "decoder.0.cross"
     window.go(address, view="compare", layer=layer, head=0)
-    for at, seen in enumerate(seens):
+    for at, trace in enumerate(traces):
         found = window.hovered('canvas[data-map="checkpoint"]', 5, 5)
-        assert found == {(r, c): pytest.approx(float(seen.weights[layer][0, r, c]), **CLOSE) for r, c in found}
+        assert found == {(r, c): pytest.approx(float(trace.weights[layer][0, r, c]), **CLOSE) for r, c in found}
         assert window.page.text_content(".player .count") == f"step {at + 1}"
-        window.click(".player [aria-label='Step on']")
+        window.click(".player [aria-label='Next']")
     shown = window.page.locator('canvas[data-map="checkpoint"]').bounding_box()
     assert png_size(window.saved("png", tmp_path)) == (round(2 * shown["width"]), round(2 * shown["height"]))
-    [(line,)] = window.data("#over-time [data-values]", "values")
-    assert [float(value) for value in line.split()] == pytest.approx([float(seen.entropy[layer][0]) for seen in seens])
+    [(line,)] = window.data("#over-training [data-values]", "values")
+    assert [float(value) for value in line.split()] == pytest.approx(
+        [float(trace.entropy[layer][0]) for trace in traces]
+    )
     assert window.unnamed() == []
 
 
@@ -428,7 +437,7 @@ def png_size(path: Path) -> tuple[int, int]:
     return int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")
 
 
-@pytest.mark.parametrize("view", [*EVERY, "buckets"])
+@pytest.mark.parametrize("view", [*ALL_VIEWS, "buckets"])
 def test_numbers_are_saved_for_numpy_and_drawings_are_drawings(
     pages: dict[str, Page], window: Window, view: str, tmp_path: Path
 ):
@@ -442,20 +451,20 @@ def test_numbers_are_saved_for_numpy_and_drawings_are_drawings(
             assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         else:
             arrays = dict(np.load(path, allow_pickle=False))
-            weights = page.seen.weights[layer][1].numpy()
+            weights = page.trace.weights[layer][1].numpy()
             if view == "matrix":
                 np.testing.assert_allclose(arrays["weights"], weights, rtol=1e-3, atol=1e-6)
-                assert arrays["rows"].tolist() == page.seen.target_tokens
+                assert arrays["rows"].tolist() == page.trace.target_tokens
             elif view == "head":
                 heads = sorted(name for name in arrays if name.startswith("head-"))
                 np.testing.assert_allclose(arrays[heads[1]], weights, rtol=1e-3, atol=1e-6)
             elif view == "neuron":
                 np.testing.assert_allclose(arrays["recorded"], weights[3], rtol=1e-3, atol=1e-6)
-                assert arrays["keys"].tolist() == page.seen.target_tokens
+                assert arrays["keys"].tolist() == page.trace.target_tokens
             elif view == "overview":
-                np.testing.assert_allclose(arrays[f"{layer}.entropy"], page.seen.entropy[layer], rtol=1e-5)
+                np.testing.assert_allclose(arrays[f"{layer}.entropy"], page.trace.entropy[layer], rtol=1e-5)
             elif view == "buckets":
-                np.testing.assert_array_equal(arrays["buckets"], page.seen.buckets["decoder.1.self"][1])
+                np.testing.assert_array_equal(arrays["buckets"], page.trace.buckets["decoder.1.self"][1])
             else:
                 assert arrays
 
@@ -466,15 +475,15 @@ def test_a_saved_matrix_is_sharp_and_has_its_numbers(pages: dict[str, Page], win
     shown = window.page.locator("#map").bounding_box()
     assert png_size(window.saved("png", tmp_path)) == (2 * shown["width"], 2 * shown["height"])
     texts = [node.text for node in ElementTree.parse(window.saved("svg", tmp_path)).iter() if node.tag.endswith("text")]
-    weights = pages["transformer"].seen.weights[layer][1].flatten().tolist()
+    weights = pages["transformer"].trace.weights[layer][1].flatten().tolist()
     assert {f"{weight:.2f}".removeprefix("0") for weight in weights if weight >= 0.006} <= set(texts)
 
 
 def test_the_page_works_inside_a_notebook_and_offers_no_link_there(pages: dict[str, Page], browser: Any):
     with opened(browser) as window:
-        window.page.set_content(pages["transformer"].seen._repr_html_())
+        window.page.set_content(pages["transformer"].trace._repr_html_())
         frame = window.page.frame_locator("iframe")
-        for view in FITTING["transformer"]:
+        for view in VIEWS_OF["transformer"]:
             frame.locator(f"#tab-{view}").click()
             frame.locator(f"[data-view='{view}'] *").first.wait_for(state="attached")
         assert frame.locator("#save-png").count() == 1
@@ -508,48 +517,48 @@ def test_a_link_restores_the_view(pages: dict[str, Page], browser: Any):
 
 KEYS = {
     "overview": "o", "head": "h", "matrix": "m", "neuron": "n", "generation": "g", "positions": "p", "buckets": "b",
-    "off": "x", "near": "e", "compare": "c",
+    "ablation": "x", "neighbours": "e", "compare": "c",
 }  # fmt: skip
 
 
 def tabbed_into_view(window: Window) -> list[str]:
-    """Go by Tab from the beginning of the page to the view's first place, and name every place on the way."""
+    """Press Tab from the top of the page to the first element of the view; return the ids on the way."""
     window.page.evaluate("() => { document.activeElement.blur(); window.scrollTo(0, 0); }")
     window.page.keyboard.press("Escape")
     passed = []
     for _ in range(80):
         window.page.keyboard.press("Tab")
-        place = window.page.evaluate(
+        focused = window.page.evaluate(
             "() => { const [one, of] = [document.activeElement, getComputedStyle(document.activeElement)];"
             " const inside = one.ownerSVGElement && getComputedStyle(one.firstElementChild).stroke !== 'none';"
             " return [Boolean(one.closest('#view')), one.id || one.getAttribute('class'),"
             " of.outlineStyle !== 'none' || of.boxShadow !== 'none' || inside]; }"
         )
-        assert place[2], f"the focus cannot be seen at {place[1]}"
-        if place[0]:
+        assert focused[2], f"the focus is invisible at {focused[1]}"
+        if focused[0]:
             return passed
-        passed.append(place[1])
-    raise AssertionError(f"Tab never came into the view: {passed}")
+        passed.append(focused[1])
+    raise AssertionError(f"Tab never reached the view: {passed}")
 
 
 @pytest.mark.parametrize("view", KEYS)
-def test_a_keyboard_alone_reaches_and_works_every_view(
-    pages: dict[str, Page], compared: tuple[list[Seen], str, str], window: Window, view: str
+def test_every_view_works_by_keyboard(
+    pages: dict[str, Page], compared: tuple[list[AttentionTrace], str, str], window: Window, view: str
 ):
     window.go(compared[1] if view == "compare" else pages["reformer"].address)
     window.press(KEYS[view])
     assert window.page.locator(f"[data-view='{view}']").count() == 1
     passed = tabbed_into_view(window)
     assert {"tab-overview", "layer", "head"} <= set(passed)
-    told = {window.said}
-    for _ in range(12):  # the first place may be a button; places that arrows move over follow
+    announced = {window.announced}
+    for _ in range(12):  # the first element may be a button without arrow keys
         for key in ("ArrowRight", "ArrowDown"):
             window.press(key)
-            told.add(window.said)
-        if len(told) > 2:
+            announced.add(window.announced)
+        if len(announced) > 2:
             return
         window.page.keyboard.press("Tab")
-    raise AssertionError(f"arrow keys tell nothing in {view}: {told}")
+    raise AssertionError(f"arrow keys announce nothing in {view}: {announced}")
 
 
 def test_buttons_of_the_shell_work_by_keyboard(pages: dict[str, Page], window: Window):
@@ -596,7 +605,7 @@ def test_the_page_is_dark_where_the_system_is(pages: dict[str, Page], browser: A
 
 @pytest.mark.parametrize("width", [700, 420])
 @pytest.mark.parametrize("name", ["transformer", "reformer", "seq2seq"])
-def test_a_narrow_page_does_not_scroll_sideways_and_its_letters_keep_their_size(
+def test_a_narrow_page_does_not_scroll_sideways_and_its_text_keeps_its_size(
     pages: dict[str, Page], browser: Any, name: str, width: int
 ):
     with opened(browser) as window:
@@ -613,7 +622,7 @@ def test_a_narrow_page_does_not_scroll_sideways_and_its_letters_keep_their_size(
             assert all(scale > 0.9 for scale in scales), view
 
 
-def test_paper_shows_all_that_scrolls_on_a_screen(pages: dict[str, Page], window: Window):
+def test_print_shows_all_scrolled_content(pages: dict[str, Page], window: Window):
     window.go(pages["reformer"].address)
     for view in window.views:
         window.click(f"#tab-{view}")
@@ -626,7 +635,7 @@ def test_paper_shows_all_that_scrolls_on_a_screen(pages: dict[str, Page], window
         window.page.emulate_media(media="screen")
 
 
-def test_spread_attention_is_drawn_too(browser: Any, tmp_path: Path):
+def test_uniform_attention_is_drawn(browser: Any, tmp_path: Path):
     model = small(zoo.bert(width=24, depth=1, heads=3, inner=40, max_positions=128))
     with torch.no_grad():
         for name, parameter in model.network.named_parameters():
@@ -655,23 +664,23 @@ def test_curves_stay_inside_their_plot(pages: dict[str, Page], window: Window):
             assert top <= curve_top <= curve_bottom <= bottom
 
 
-def test_what_many_words_become_is_cut_short(browser: Any, pages: dict[str, Page], tmp_path: Path):
-    payload, blobs = packed([("", pages["gpt2"].seen)])
-    payload["looks"][0]["off"]["heads"][0]["changed"] = [[0, "a", "b"]] * 5_000
+def test_a_long_list_of_changed_predictions_is_cut(browser: Any, pages: dict[str, Page], tmp_path: Path):
+    payload, blobs = page_payload([("", pages["gpt2"].trace)])
+    payload["traces"][0]["ablation"]["heads"][0]["changed"] = [[0, "a", "b"]] * 5_000
     path = tmp_path / "changed.html"
     path.write_text(page(payload, blobs), "utf-8")
-    with opened(browser, path.as_uri(), view="off", layer="decoder.0.self", head=0) as window:
+    with opened(browser, path.as_uri(), view="ablation", layer="decoder.0.self", head=0) as window:
         assert window.page.locator(".changed tbody tr").count() == 100
-        assert "and 4,900 more" in window.page.text_content("[data-view='off']")
+        assert "and 4,900 more" in window.page.text_content("[data-view='ablation']")
 
 
-def test_wide_letters_are_cut_before_they_leave_the_drawing(browser: Any, pages: dict[str, Page], tmp_path: Path):
-    payload, blobs = packed([("", pages["seq2seq"].seen)])
-    words = [letter * 40 for letter in ("▁", "漢", "n")]
-    payload["looks"][0]["near"]["source"][0] = [[word, 0.5] for word in words]
+def test_labels_of_wide_characters_are_cut(browser: Any, pages: dict[str, Page], tmp_path: Path):
+    payload, blobs = page_payload([("", pages["seq2seq"].trace)])
+    words = [character * 40 for character in ("▁", "漢", "n")]
+    payload["traces"][0]["neighbours"]["source"][0] = [[word, 0.5] for word in words]
     path = tmp_path / "wide.html"
     path.write_text(page(payload, blobs), "utf-8")
-    with opened(browser, path.as_uri(), view="near") as window:
+    with opened(browser, path.as_uri(), view="neighbours") as window:
         left = window.page.eval_on_selector(".bars", "(one) => one.getBoundingClientRect().left")
         names = window.page.eval_on_selector_all(
             ".bars .name", "(all) => all.map((one) => [one.getBoundingClientRect().left, one.textContent.length])"
@@ -681,28 +690,28 @@ def test_wide_letters_are_cut_before_they_leave_the_drawing(browser: Any, pages:
 
 
 @pytest.mark.slow
-def test_sixteen_thousand_tokens_open_as_tiles_and_their_weightiest_keys(browser: Any, tmp_path: Path):
+def test_sixteen_thousand_tokens_open_as_tiles_and_top_keys(browser: Any, tmp_path: Path):
     description = zoo.reformer(width=8, depth=1, heads=1, inner=8, attention=("lsh",), rounds=1, dropout=0.0)
     model = small(description)
     text = " ".join(["the cat sat on a mat and a dog ran in the park"] * 1400)
     tokens = model.tokenizer.encode(text)
-    seen = model.look(model.tokenizer.decode(tokens[:16_383]))
-    page = page_of(tmp_path, "long", seen, model)
-    [layer] = seen.layers
-    assert len(seen.target_tokens) >= 16_000
-    assert seen.layers[layer].weights is None
-    tiles, row = seen.layers[layer].tiles[0], 9_000
-    exact = seen.rows(layer, 0, row, row + 1)[0]
+    trace = model.look(model.tokenizer.decode(tokens[:16_383]))
+    page = page_of(tmp_path, "long", trace, model)
+    [layer] = trace.layers
+    assert len(trace.target_tokens) >= 16_000
+    assert trace.layers[layer].weights is None
+    tiles, row = trace.layers[layer].tiles[0], 9_000
+    exact = trace.rows(layer, 0, row, row + 1)[0]
     with opened(browser, page.address, view="matrix", layer=layer, row=row) as window:
         listed = window.data("#row-weights li", "column", "value")
         assert listed[0][1] == pytest.approx(float(exact.max()), **CLOSE)
         assert dict(listed) == {c: pytest.approx(float(exact[c]), **CLOSE) for c, _ in listed}
         found = window.hovered("#map", 6, 6)
         assert len(found) >= 10
-        size, length = tiles.shape[0], len(seen.target_tokens)
+        size, length = tiles.shape[0], len(trace.target_tokens)
         for (r, c), value in found.items():
             tile = float(tiles[r * size // length, c * size // length])
-            weight = float(seen.rows(layer, 0, r, r + 1)[0, c])
+            weight = float(trace.rows(layer, 0, r, r + 1)[0, c])
             assert value == pytest.approx(tile, **CLOSE) or value == pytest.approx(weight, **CLOSE)
             assert value >= weight * 0.999 - 1e-5
         for view in window.views:

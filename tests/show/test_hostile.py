@@ -1,4 +1,4 @@
-"""Texts that would like to be markup stay texts: in a real browser the page has the same elements, in every view."""
+"""Texts that contain markup stay texts: in a real browser the page has the same elements, in every view."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from regard.models import zoo
 from regard.show.page import page
-from regard.show.payload import beside, packed
+from regard.show.payload import page_payload, side_by_side
 from tests.laws.zoo import MODELS, SMALL
 from tests.small import small
 
@@ -38,49 +38,49 @@ QUOTES = [
     "data:text/html,<b>", "${alert(1)}", "{{constructor.constructor('alert(1)')()}}", "<%= 1 %>", "#{1}",
     "__proto__", "constructor", "toString", "hasOwnProperty", "null", "undefined", "NaN", "-1", "0",
 ]  # fmt: skip
-LETTERS = [
+CHARACTERS = [
     "\u202eabc\u202c", "\u2066\u2067\u2069", "\u200f\u200e", "\0", "a\0b", "\x1b[31m", "\x07\x08", "\r\n",
     "\t", "\u2028", "\u2029", "\ufeff", "\u200b", "\u200d", "\u00ad", "\ud800", "\udfff", "\udc00\ud800",
     "e" + "\u0301" * 300, "שלום עולם", "مرحبا", "👩‍👩‍👧‍👦", "𝕏", "x" * 5_000, "",
 ]  # fmt: skip
-HOSTILE = [*TAGS, *ENDS, *QUOTES, *LETTERS]
-HARMLESS = [f"w{place}" for place in range(len(HOSTILE))]
+HOSTILE = [*TAGS, *ENDS, *QUOTES, *CHARACTERS]
+HARMLESS = [f"w{number}" for number in range(len(HOSTILE))]
 STATIC = files("regard.show").joinpath("static")
 
 
-def renamed(payload: dict[str, Any], texts: list[str], at: int) -> dict[str, Any]:
-    """The same page with other texts everywhere that a text can stand, taken in turns from `at` on."""
-    made, place = copy.deepcopy(payload), iter(range(at, 1 << 30))
+def with_texts(payload: dict[str, Any], texts: list[str], at: int) -> dict[str, Any]:
+    """The same page with other texts in every text field, taken in turn from `at` on."""
+    made, counter = copy.deepcopy(payload), iter(range(at, 1 << 30))
     names: dict[str, str] = {}
 
     def text() -> str:
-        return texts[next(place) % len(texts)]
+        return texts[next(counter) % len(texts)]
 
     def named(old: str) -> str:
-        """Layers keep apart, so that each is one."""
+        """Layer names stay distinct."""
         return names.setdefault(old, f"{old} {text()}")
 
     made["title"] = text()
-    for look in made["looks"]:
-        look["label"], look["about"] = text(), text()
-        for side in look["sides"].values():
+    for trace in made["traces"]:
+        trace["label"], trace["model"] = text(), text()
+        for side in trace["sides"].values():
             side["tokens"] = [text() for _ in side["tokens"]]
             side["word_texts"] = [text() for _ in side["word_texts"]]
-        for layer in look["layers"]:
+        for layer in trace["layers"]:
             layer["name"] = named(layer["name"])
-        for step in look["steps"] or ():
+        for step in trace["generation"] or ():
             step["candidates"] = [[text(), p] for _, p in step["candidates"]]
             step["chosen"] = [step["candidates"][0][0], step["candidates"][0][1]]
-        for node in look["beams"] or ():
+        for node in trace["beams"] or ():
             node["text"] = text()
-        for position in look["positions"]:
+        for position in trace["positions"]:
             position["name"] = text()
-        look["near"] = {
-            side: [[[text(), p] for _, p in near] for near in tokens] for side, tokens in (look["near"] or {}).items()
+        trace["neighbours"] = {
+            side: [[[text(), p] for _, p in row] for row in rows] for side, rows in (trace["neighbours"] or {}).items()
         } or None
-        if look["off"]:
-            look["off"]["measure"] = text()
-            for head in look["off"]["heads"]:
+        if trace["ablation"]:
+            trace["ablation"]["unit"] = text()
+            for head in trace["ablation"]["heads"]:
                 head["layer"] = named(head["layer"])
                 head["changed"] = [[row, text(), text()] for row, _, _ in head["changed"]]
     return made
@@ -88,14 +88,14 @@ def renamed(payload: dict[str, Any], texts: list[str], at: int) -> dict[str, Any
 
 @pytest.fixture(scope="module")
 def payloads() -> dict[str, tuple[dict[str, Any], list[bytes]]]:
-    """Pages that have every view between them."""
-    translator = small(MODELS["transformer"], generation={"max_length": 7})
-    seens = [translator.look("The dogs played.", beam=beam) for beam in (2, 1)]
-    hashing = small(zoo.reformer(**SMALL, pattern=MODELS["reformer"].decoder.layers[0][0].pattern, buckets=2, rounds=2))
+    """Pages that together have every view."""
+    translator = small(MODELS["transformer"], generation_config={"max_length": 7})
+    traces = [translator.look("The dogs played.", beam=beam) for beam in (2, 1)]
+    lsh = small(zoo.reformer(**SMALL, pattern=MODELS["reformer"].decoder.layers[0][0].pattern, buckets=2, rounds=2))
     return {
-        "beside": packed(beside(*seens).looks),
-        "in time": packed(beside(*seens, slider=True).looks, slider=True),
-        "hashing": packed(hashing.look("The dogs played in the park.").looks),
+        "side by side": page_payload(side_by_side(*traces).traces),
+        "checkpoints": page_payload(side_by_side(*traces, slider=True).traces, slider=True),
+        "lsh": page_payload(lsh.look("The dogs played in the park.").traces),
     }
 
 
@@ -104,7 +104,7 @@ def elements(browser: Any, path: Path, payload: dict[str, Any], blobs: list[byte
     path.write_text(page(payload, blobs), "utf-8")
     found = {}
     with opened(browser, path.as_uri()) as window:
-        window.page.on("dialog", lambda dialog: window.troubles.append(f"a dialog: {dialog.message}"))
+        window.page.on("dialog", lambda dialog: window.errors.append(f"a dialog: {dialog.message}"))
         if payload["title"].isascii() and payload["title"].isprintable():
             assert window.page.text_content("h1") == payload["title"]
         for view in window.views:
@@ -115,37 +115,37 @@ def elements(browser: Any, path: Path, payload: dict[str, Any], blobs: list[byte
     return found
 
 
-@pytest.mark.parametrize("name", ["beside", "in time", "hashing"])
+@pytest.mark.parametrize("name", ["side by side", "checkpoints", "lsh"])
 def test_a_hundred_hostile_texts_change_no_element_in_any_view(
     browser: Any, payloads: dict[str, Any], tmp_path: Path, name: str
 ):
     payload, blobs = payloads[name]
     assert len(HOSTILE) >= 100
     assert len(set(HOSTILE)) == len(HOSTILE)
-    expected = elements(browser, tmp_path / "harmless.html", renamed(payload, HARMLESS, 0), blobs)
+    expected = elements(browser, tmp_path / "harmless.html", with_texts(payload, HARMLESS, 0), blobs)
     assert set(expected) <= {*VIEWS, "help"}
     for at in (0, 34, 67):
-        found = elements(browser, tmp_path / "hostile.html", renamed(payload, HOSTILE, at), blobs)
+        found = elements(browser, tmp_path / "hostile.html", with_texts(payload, HOSTILE, at), blobs)
         assert found == expected
 
 
-def test_between_them_the_pages_have_every_view(browser: Any, payloads: dict[str, Any], tmp_path: Path):
-    seen = set()
+def test_the_pages_together_have_every_view(browser: Any, payloads: dict[str, Any], tmp_path: Path):
+    found = set()
     for payload, blobs in payloads.values():
         (tmp_path / "page.html").write_text(page(payload, blobs))
         with opened(browser, (tmp_path / "page.html").as_uri()) as window:
-            seen |= set(window.views)
-    assert seen == set(VIEWS)
+            found |= set(window.views)
+    assert found == set(VIEWS)
 
 
 def test_an_address_from_elsewhere_does_no_harm(browser: Any, payloads: dict[str, Any], tmp_path: Path):
-    (tmp_path / "page.html").write_text(page(*payloads["beside"]))
+    (tmp_path / "page.html").write_text(page(*payloads["side by side"]))
     address = (tmp_path / "page.html").as_uri()
     names = (
-        "look view layer head row column summary theme heads zoom x y sort step attend ticked order other otherlayer"
+        "trace view layer head row column summary theme heads zoom x y sort step attend ticked order other otherlayer"
     )
     for text in ["<b>", "%", "__proto__", "NaN", "-1", "99999999", "0.5"]:
-        with opened(browser, address, **dict.fromkeys([*names.split(), "measure", "side", "token"], text)) as window:
+        with opened(browser, address, **dict.fromkeys([*names.split(), "statistic", "side", "token"], text)) as window:
             assert window.page.locator("#view *").count() > 3
             for view in ("matrix", "head", "neuron"):
                 window.click(f"#tab-{view}")

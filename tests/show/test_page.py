@@ -1,4 +1,4 @@
-"""The attention page: one script of all modules, allowed by its hash; text that stays text; nothing that is loaded."""
+"""The attention page: one script of all modules, allowed by its hash; escaped text; nothing is loaded."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ import pytest
 
 from regard.show.page import page, script, style
 
-from .test_document import Elements
+from .test_html import Elements
 
 MODULES = sorted(path.name for path in files("regard.show").joinpath("static").iterdir() if path.name.endswith(".js"))
 DECLARED = re.compile(
     r"^(?:async )?(?:function|class)\s+(\w+)|^(?:const|let)\s+(?:(\w+)|[\[{]([^\]}]*)[\]}])", re.MULTILINE
 )
 
-BEGINNINGS = ["", '"', "'", "`", "</script>", "</title></style>", "-->", "]]>", "\\", "\u2028"]
-MIDDLES = [
+PREFIXES = ["", '"', "'", "`", "</script>", "</title></style>", "-->", "]]>", "\\", "\u2028"]
+BODIES = [
     "<script>alert(1)</script>",
     "<img src=x onerror=alert(1)>",
     "<svg onload=alert(1)>",
     "<!--<script",
     "${alert(1)}",
 ]
-MIDDLES += ["\u202eabc\u2066", "a\0b\x1b", "\ud800", "&lt;b&gt;&#x3c;", "</noscript><iframe srcdoc=x>"]
-HOSTILE = [beginning + middle for beginning in BEGINNINGS for middle in MIDDLES]
-HARMLESS = [f"word{place}" for place in range(len(HOSTILE))]
+BODIES += ["\u202eabc\u2066", "a\0b\x1b", "\ud800", "&lt;b&gt;&#x3c;", "</noscript><iframe srcdoc=x>"]
+HOSTILE = [prefix + body for prefix in PREFIXES for body in BODIES]
+HARMLESS = [f"word{number}" for number in range(len(HOSTILE))]
 
 
-def look_of(tokens: list[str], blob: int = 0) -> dict:
+def trace_of(tokens: list[str], blob: int = 0) -> dict:
     count = len(tokens)
-    spans = [[place, place + 1] for place in range(count)]
+    spans = [[at, at + 1] for at in range(count)]
     layer = {
         "name": tokens[0], "rows": "source", "columns": "source", "heads": 1, "queries": count, "keys": count,
         "causal": False, "weights": {"blob": blob, "type": "f2", "shape": [1, count, count]}, "pooled": None,
-        "top": None, "entropy": [0.0], "distance": [0.0], "alignment": None, "inside": None, "norms": None,
+        "top": None, "entropy": [0.0], "distance": [0.0], "confidence": None, "score_inputs": None, "value_norms": None,
         "buckets": None,
     }  # fmt: skip
     return {
-        "label": tokens[1], "about": tokens[2], "shape": "encoder", "layers": [layer], "steps": None, "beams": None,
-        "sides": {"source": {"tokens": tokens, "words": spans, "word_texts": tokens}}, "positions": [], "near": None,
-        "off": None, "alignment": None,
+        "label": tokens[1], "model": tokens[2], "shape": "encoder", "layers": [layer], "generation": None,
+        "beams": None, "sides": {"source": {"tokens": tokens, "word_spans": spans, "word_texts": tokens}},
+        "positions": [], "neighbours": None, "ablation": None, "alignment": None,
     }  # fmt: skip
 
 
 def page_of(tokens: list[str], *, live: str | None = None) -> str:
-    payload = {"version": 1, "title": tokens[3], "live": live, "looks": [look_of(tokens)], "slider": False}
+    payload = {"version": 1, "title": tokens[3], "live": live, "traces": [trace_of(tokens)], "slider": False}
     return page(payload, [np.eye(len(tokens), dtype="<f2").tobytes()])
 
 
@@ -63,16 +63,16 @@ def digest(text: str) -> str:
 
 
 def test_every_module_is_in_the_script_once_after_what_it_uses():
-    joined, place = script(), {}
+    joined, modules = script(), {}
     for name in MODULES:
         text = files("regard.show").joinpath("static", name).read_text("utf-8")
         first = text.splitlines()[0]
         assert joined.count(first + "\n") == 1, name
-        place[name] = joined.index(first)
-        text_of_imports = re.findall(r'^import .*?"\./(\w+\.js)"', text, re.MULTILINE)
-        place[name] = (place[name], text_of_imports)
-    for at, used in place.values():
-        assert all(place[other][0] < at for other in used)
+        start = joined.index(first)
+        imports = re.findall(r'^import .*?"\./(\w+\.js)"', text, re.MULTILINE)
+        modules[name] = (start, imports)
+    for start, imports in modules.values():
+        assert all(modules[other][0] < start for other in imports)
 
 
 def test_the_script_imports_and_exports_nothing():
@@ -85,7 +85,7 @@ def test_no_name_is_declared_twice():
     assert sorted({name for name in names if names.count(name) > 1}) == []
 
 
-def test_what_is_imported_is_exported_there():
+def test_every_imported_name_is_exported():
     for name in MODULES:
         text = files("regard.show").joinpath("static", name).read_text("utf-8")
         for names, other in re.findall(r'^import \{(.*?)\} from "\./(\w+\.js)";$', text, re.MULTILINE):
@@ -115,7 +115,7 @@ def test_text_never_becomes_markup_or_code():
     assert "@import" not in style()
 
 
-def test_the_policy_allows_this_script_and_this_style_alone():
+def test_the_policy_allows_only_this_script_and_this_style():
     text = page_of(HARMLESS)
     policy = dict(part.split(" ", 1) for part in Elements(text).policy.split("; "))
     running = re.search(r'<script type="module">(.*?)</script>', text, re.DOTALL).group(1)
@@ -130,7 +130,7 @@ def test_the_policy_allows_this_script_and_this_style_alone():
     }
 
 
-def test_only_a_live_page_may_ask_and_only_where_it_came_from():
+def test_only_a_live_page_may_connect_and_only_to_its_own_server():
     assert "connect-src" not in Elements(page_of(HARMLESS)).policy
     assert "; connect-src 'self';" in Elements(page_of(HARMLESS, live="/secret")).policy
 
@@ -143,32 +143,32 @@ def test_a_hundred_hostile_strings_make_the_same_elements_as_harmless_ones():
 @pytest.mark.parametrize("text", HOSTILE[::7])
 def test_a_hostile_name_makes_the_same_elements_as_a_harmless_one(text):
     expected = Elements(page_of(["word"] * 4)).found
-    for place in range(4):
+    for index in range(4):
         names = ["word"] * 4
-        names[place] = text
+        names[index] = text
         assert Elements(page_of(names)).found == expected
 
 
-def test_the_data_comes_back_as_it_was():
+def test_the_data_round_trips():
     text = page_of(HOSTILE)
     text.encode()
     assert text.encode().decode() == text
     payload = json.loads(data_of(text, "regard"))
-    assert payload["looks"] == [look_of(HOSTILE)]
+    assert payload["traces"] == [trace_of(HOSTILE)]
     assert base64.b64decode(data_of(text, "blob-0")) == np.eye(100, dtype="<f2").tobytes()
 
 
-def test_numbers_that_json_cannot_write_are_nothing():
-    look = look_of(HARMLESS) | {"off": {"loss": float("nan"), "measure": "nats", "heads": [(float("inf"), 1.5)]}}
-    text = page({"version": 1, "title": "t", "live": None, "looks": [look], "slider": False}, [])
-    assert json.loads(data_of(text, "regard"))["looks"][0]["off"] == {
+def test_numbers_that_json_cannot_write_are_null():
+    trace = trace_of(HARMLESS) | {"ablation": {"loss": float("nan"), "unit": "nats", "heads": [(float("inf"), 1.5)]}}
+    text = page({"version": 1, "title": "t", "live": None, "traces": [trace], "slider": False}, [])
+    assert json.loads(data_of(text, "regard"))["traces"][0]["ablation"] == {
         "loss": None,
-        "measure": "nats",
+        "unit": "nats",
         "heads": [[None, 1.5]],
     }
 
 
-def test_without_a_script_the_texts_are_there():
+def test_the_texts_are_shown_without_a_script():
     text = re.search("<noscript>(.*?)</noscript>", page_of(["ein", "satz", "<b>", "titel"]), re.DOTALL).group(1)
     assert "<h1>titel</h1>" in text
     assert "ein satz &lt;b&gt; titel" in text

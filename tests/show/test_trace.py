@@ -1,4 +1,4 @@
-"""What a look holds: the weights of every layer and head, words, summaries, and any rows of a long text."""
+"""Attention trace: the weights of every layer and head, words, summaries, and any rows of a long text."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from regard.api import LoadedModel
-from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
 from regard.data.tokenize.train import BPE, WordPiece
 from regard.errors import InputError
 from regard.layers.contract import Context
-from regard.layers.lsh.masks import Ranks
+from regard.layers.lsh.masks import RankWindow
 from regard.layers.record import Record
 from regard.models import zoo
-from regard.show import collect as sight
-from regard.show.collect import Reading, Sight
-from regard.show.summary import Side, side_of, weightiest
-from regard.show.trace import Seen
+from regard.show import collect as module
+from regard.show.collect import BlockwiseRecord, Collector
+from regard.show.summary import Side, side_of, top_keys
+from regard.show.trace import AttentionTrace
 from tests.laws import zoo as laws
-from tests.layers.test_recording import Kept, Largest, everything, given
-from tests.small import TEXTS, WORDS, small
+from tests.layers.test_record import ATTENTION_MODELS, Largest, LazyRecord, inputs_for
+from tests.small import TEXTS, WORDPIECE, small
 
 TEXT = "The cat sat on the mat."
 WEIGHTS = {
@@ -33,79 +33,81 @@ WEIGHTS = {
 }
 
 
-def seen(*aligners: tuple[int, int]) -> Seen:
-    return Seen(list("abc"), list("wxyz"), WEIGHTS, aligners)
+def given_trace(*alignment_heads: tuple[int, int]) -> AttentionTrace:
+    return AttentionTrace(list("abc"), list("wxyz"), WEIGHTS, alignment_heads)
 
 
 def translator(**more: object) -> LoadedModel:
-    return small(zoo.transformer(16, 2, 2, **more), generation={"max_new_tokens": 8, "num_beams": 3})
+    return small(zoo.transformer(16, 2, 2, **more), generation_config={"max_new_tokens": 8, "num_beams": 3})
 
 
-def test_an_alignment_is_the_mean_of_the_heads_that_align_best():
+def test_an_alignment_is_the_mean_of_the_alignment_heads():
     one, other = WEIGHTS["decoder.0.cross"], WEIGHTS["decoder.1.cross"]
-    torch.testing.assert_close(seen((1, 0)).alignment(), other[0])
-    torch.testing.assert_close(seen((0, 1), (1, 0), (1, 1)).alignment(), (one[1] + other[0] + other[1]) / 3)
-    torch.testing.assert_close(seen().alignment(), (one.sum(0) + other.sum(0)) / 4)
+    torch.testing.assert_close(given_trace((1, 0)).alignment(), other[0])
+    torch.testing.assert_close(given_trace((0, 1), (1, 0), (1, 1)).alignment(), (one[1] + other[0] + other[1]) / 3)
+    torch.testing.assert_close(given_trace().alignment(), (one.sum(0) + other.sum(0)) / 4)
 
 
-def test_without_a_source_nothing_is_aligned():
-    with pytest.raises(InputError, match="does not attend to a source"):
-        Seen([], ["a"], {"decoder.0.self": torch.ones(1, 1, 1)}).alignment()
+def test_without_a_source_there_is_no_alignment():
+    with pytest.raises(InputError, match="has no cross-attention"):
+        AttentionTrace([], ["a"], {"decoder.0.self": torch.ones(1, 1, 1)}).alignment()
 
 
-def test_weights_from_elsewhere_are_seen_too():
-    found = seen()
+def test_given_weights_make_a_trace():
+    found = given_trace()
     assert found.source_words == list("abc")
-    assert list(found.sides) == ["source", "read", "said"]
+    assert list(found.sides) == ["source", "decoder_input", "target"]
     assert found.entropy["decoder.0.cross"].shape == (2,)
     assert torch.equal(found.rows("decoder.1.self", 1, 1, 3), WEIGHTS["decoder.1.self"][1, 1:3])
     assert torch.equal(found.maximum("cross"), torch.cat([WEIGHTS[f"decoder.{n}.cross"] for n in (0, 1)]).amax(0))
-    with pytest.raises(InputError, match="nothing is known of the values"):
+    with pytest.raises(InputError, match="the value norms"):
         found.norm_weighted("decoder.0.cross")
 
 
-def test_an_encoder_alone_looks_at_its_text_in_its_frame():
+def test_an_encoder_only_trace_includes_special_tokens():
     model = small(zoo.bert(16, 2, 2, max_positions=32))
     found = model.look("the cat sat")
-    row = [WORDS.begin, *WORDS.encode("the cat sat"), WORDS.end]
-    assert (found.source_tokens, found.target_tokens) == (WORDS.token_texts(row), [])
+    row = [WORDPIECE.bos, *WORDPIECE.encode("the cat sat"), WORDPIECE.eos]
+    assert (found.source_tokens, found.target_tokens) == (WORDPIECE.token_texts(row), [])
     assert found.source_words == ["<s>", "the", "cat", "sat", "</s>"]
     assert (found.target_words, list(found.sides)) == ([], ["source"])
     assert [tuple(weights.shape) for weights in found.encoder_attentions] == [(1, 2, len(row), len(row))] * 2
     torch.testing.assert_close(found.encoder_attentions[0].sum(-1), torch.ones(1, 2, len(row)))
     assert (found.decoder_attentions, found.cross_attentions) == ((), ())
-    with pytest.raises(InputError, match="does not attend to a source"):
+    with pytest.raises(InputError, match="has no cross-attention"):
         found.alignment()
-    with pytest.raises(InputError, match=r'of kind "cross". Known: encoder.0.self, encoder.1.self'):
+    with pytest.raises(
+        InputError, match=r'no layer of kind "cross" was traced. Traced layers: encoder.0.self, encoder.1.self'
+    ):
         found.mean("cross")
-    with pytest.raises(InputError, match="says nothing of its text"):
+    with pytest.raises(InputError, match="has no decoder"):
         model.look("the cat", "sat")
     with pytest.raises(InputError, match="only a language model"):
         model.look("the cat", length=2)
 
 
-def test_a_prompt_is_looked_at_with_what_opens_it():
-    bare = Tokenizer.from_json(WORDS.to_json(), Roles(opening=()))
-    texts = [small(zoo.gpt2(16, 1, 2), (one,)).look("the cat").target_tokens for one in (WORDS, bare)]
-    assert texts[0] == [*WORDS.token_texts([WORDS.begin]), *texts[1]]
+def test_a_prompt_is_traced_with_its_first_special_tokens():
+    bare = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(prompt_prefix=()))
+    texts = [small(zoo.gpt2(16, 1, 2), (one,)).look("the cat").target_tokens for one in (WORDPIECE, bare)]
+    assert texts[0] == [*WORDPIECE.token_texts([WORDPIECE.bos]), *texts[1]]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in everything() if name in laws.MODELS])
-def test_looking_in_blocks_sees_the_same_and_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", [name for name in ATTENTION_MODELS if name in laws.MODELS])
+def test_tracing_in_blocks_gives_the_same_weights_and_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch):
     network = laws.build(name)
-    inputs = {key: value[:1] for key, value in given(network.description).items()}
+    inputs = {key: value[:1] for key, value in inputs_for(network.description).items()}
     record = Record()
     states = network.hidden_states(**inputs, record=record)
-    monkeypatch.setattr(sight, "_BLOCK", 40)
-    reading = Reading(network, inputs)
-    whole = Sight(shapes=reading.shapes, plans=reading.plans)
-    assert torch.equal(network.hidden_states(**inputs, record=whole), states)
-    monkeypatch.setattr(sight, "_BUDGET", 400)
-    for layer, known in Reading(network, inputs).layers.items():
+    monkeypatch.setattr(module, "_BLOCK", 40)
+    collector = Collector(network, inputs)
+    full = BlockwiseRecord(shapes=collector.shapes, plans=collector.plans)
+    assert torch.equal(network.hidden_states(**inputs, record=full), states)
+    monkeypatch.setattr(module, "_BUDGET", 400)
+    for layer, known in Collector(network, inputs).layers.items():
         matrix = record.matrix(layer)[0]
-        torch.testing.assert_close(whole.layers()[layer].weights, matrix, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(known.peak, matrix.amax(-1).mean(-1))
+        torch.testing.assert_close(full.layers()[layer].weights, matrix, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(known.confidence, matrix.amax(-1).mean(-1))
         entropy = torch.special.entr(matrix / matrix.sum(-1, keepdim=True)).sum(-1) / math.log(2)
         torch.testing.assert_close(known.entropy, entropy.mean(-1), atol=1e-5, rtol=1e-5)
         assert (known.weights is None) == (known.tiles is not None) == (known.top is not None)
@@ -122,10 +124,10 @@ def test_looking_in_blocks_sees_the_same_and_changes_nothing(name: str, monkeypa
             torch.testing.assert_close(known.tiles[:, row, column], part.amax((1, 2)), atol=1e-6, rtol=1e-5)
 
 
-def stepped(model: LoadedModel, found: Seen) -> Record:
-    """What is recorded by one who says the same word by word."""
+def stepped(model: LoadedModel, found: AttentionTrace) -> Record:
+    """The record of decoding the same target token by token."""
     record, network = Record(lambda name: name.startswith("decoder")), model.network
-    inputs, memory = found.text.reading.inputs, None
+    inputs, memory = found.example.collector.inputs, None
     source = network.encode_source(inputs["source_ids"]) if "source_ids" in inputs else None
     for at in range(inputs["ids"].shape[1]):
         context = Context(source=source, start=at, remember=True, record=record)
@@ -136,31 +138,31 @@ def stepped(model: LoadedModel, found: Seen) -> Record:
 @torch.no_grad()
 @pytest.mark.parametrize("beam", [1, 4, None])
 @pytest.mark.parametrize("description", [zoo.transformer(16, 2, 2), zoo.luong(16, 2), zoo.bahdanau(16)])
-def test_rows_follow_the_beam_that_won(description: object, beam: int | None):
-    model = small(description, generation={"max_new_tokens": 8, "num_beams": 3})
+def test_rows_follow_the_best_hypothesis(description: object, beam: int | None):
+    model = small(description, generation_config={"max_new_tokens": 8, "num_beams": 3})
     found = model.look(TEXT, beam=beam)
     options = model.defaults()
-    answer = model.translations([TEXT], options if beam is None else options.__class__(beam=beam, max_tokens=8))[0][0]
-    assert found.text.said == [*answer.tokens, WORDS.end]
+    best = model.translations([TEXT], options if beam is None else options.__class__(beam=beam, max_tokens=8))[0][0]
+    assert found.example.target_ids == [*best.tokens, WORDPIECE.eos]
     record = stepped(model, found)
     assert record.rows.keys() == {name for name in found.weights if name.startswith("decoder")}
     for name in record.rows:
         torch.testing.assert_close(found.weights[name], record.matrix(name)[0], atol=1e-5, rtol=1e-4)
-    assert (found.text.beams is None) == (beam == 1)
+    assert (found.example.beams is None) == (beam == 1)
 
 
-def test_a_language_model_reads_what_follows_and_what_it_goes_on_with():
+def test_a_language_model_is_traced_with_its_target_and_its_continuation():
     model = small(zoo.gpt2(16, 2, 2))
-    with_target, alone = model.look("the cat", " sat"), model.look("the cat sat")
-    assert with_target.target_tokens == alone.target_tokens
+    with_target, joined = model.look("the cat", " sat"), model.look("the cat sat")
+    assert with_target.target_tokens == joined.target_tokens
     further = model.look("the cat", " sat", length=3)
-    said = model.generate("the cat sat", max_tokens=3, top_k=1)
-    assert further.target_tokens[: len(alone.target_tokens)] == alone.target_tokens
-    assert model.tokenizer.decode(further.text.said) == said
-    assert further.weights["decoder.1.self"].shape[-1] == len(further.target_tokens) == len(alone.target_tokens) + 3
+    generated = model.generate("the cat sat", max_tokens=3, top_k=1)
+    assert further.target_tokens[: len(joined.target_tokens)] == joined.target_tokens
+    assert model.tokenizer.decode(further.example.target_ids) == generated
+    assert further.weights["decoder.1.self"].shape[-1] == len(further.target_tokens) == len(joined.target_tokens) + 3
     torch.testing.assert_close(
-        further.weights["decoder.1.self"][:, : len(alone.target_tokens), : len(alone.target_tokens)],
-        alone.weights["decoder.1.self"],
+        further.weights["decoder.1.self"][:, : len(joined.target_tokens), : len(joined.target_tokens)],
+        joined.weights["decoder.1.self"],
     )
 
 
@@ -177,44 +179,46 @@ def test_layers_are_chosen_by_name_or_pattern():
     assert dict(small(zoo.seq2seq(16, 1)).look(TEXT, TEXT).weights) == {}
 
 
-def test_words_are_merged_subwords_and_special_tokens_are_words_of_their_own():
+def test_subwords_are_merged_and_special_tokens_are_words_of_their_own():
     model = translator()
     found = model.look("catsat played", "the park")
     sides = found.sides
     assert sides["source"].word_texts == found.source_words == ["catsat", "played", "</s>"]
-    assert sides["said"].word_texts == found.target_words == ["the", "park", "</s>"]
-    assert sides["read"].word_texts == ["<s>", "the", "park"]
-    assert sides["read"].tokens == ["<s>", *found.target_tokens[:-1]]
+    assert sides["target"].word_texts == found.target_words == ["the", "park", "</s>"]
+    assert sides["decoder_input"].word_texts == ["<s>", "the", "park"]
+    assert sides["decoder_input"].tokens == ["<s>", *found.target_tokens[:-1]]
     for side in sides.values():
-        assert [token for first, stop in side.words for token in range(first, stop)] == list(range(len(side.tokens)))
-    (first, stop), *_ = sides["source"].words
+        assert [token for first, stop in side.word_spans for token in range(first, stop)] == list(
+            range(len(side.tokens))
+        )
+    (first, stop), *_ = sides["source"].word_spans
     assert stop - first > 1
     name = "decoder.1.cross"
     expected = found.weights[name][:, 0, first:stop].sum(-1)
     assert found.by_word(name).shape == (2, 3, 3)
-    if sides["said"].words[0] == (0, 1):
+    if sides["target"].word_spans[0] == (0, 1):
         torch.testing.assert_close(found.by_word(name)[:, 0, 0], expected)
     torch.testing.assert_close(found.by_word("decoder.0.self").sum(-1), torch.ones(2, 3))
 
 
-def test_a_word_that_is_cut_short_before_the_end_is_read_as_far_as_it_goes():
+def test_shifting_right_cuts_the_last_word():
     side = Side.of(["a", "b", "##c"], "a bc", [(0, 1), (2, 3), (3, 4)])
-    assert side.words == [(0, 1), (1, 3)]
-    assert side.behind("<s>").words == [(0, 1), (1, 2), (2, 3)]
-    assert side.behind("<s>").word_texts == ["<s>", "a", "bc"]
+    assert side.word_spans == [(0, 1), (1, 3)]
+    assert side.shifted_right("<s>").word_spans == [(0, 1), (1, 2), (2, 3)]
+    assert side.shifted_right("<s>").word_texts == ["<s>", "a", "bc"]
 
 
 @pytest.mark.parametrize("text", ["", "  ", "the cat", "</s> <s>", "\n\n a\tb", "東京 と 犬", "東京と犬", "é\u0301é x"])
 def test_words_cover_the_tokens_of_any_text(text: str):
-    for tokenizer in (WORDS, BPE(280).train(TEXTS)):
-        ids = [tokenizer.begin, *tokenizer.encode(text), tokenizer.end]
+    for tokenizer in (WORDPIECE, BPE(280).train(TEXTS)):
+        ids = [tokenizer.bos, *tokenizer.encode(text), tokenizer.eos]
         for side in (side_of(tokenizer, ids, text), side_of(tokenizer, ids)):
-            assert [token for first, stop in side.words for token in range(first, stop)] == list(range(len(ids)))
-            assert len(side.word_texts) == len(side.words)
+            assert [token for first, stop in side.word_spans for token in range(first, stop)] == list(range(len(ids)))
+            assert len(side.word_texts) == len(side.word_spans)
             assert side.word_texts[0], side.word_texts[-1] == tuple(tokenizer.token_texts([ids[0], ids[-1]]))
 
 
-def test_the_alignment_is_what_the_model_aligns_by():
+def test_the_alignment_is_that_of_the_model():
     model = translator()
     for target in ("the dog ran in the park", "Né à Paris"):
         found = model.look(TEXT, target)
@@ -236,11 +240,11 @@ def test_summaries_over_layers_and_heads():
 
 
 @torch.no_grad()
-def test_norms_are_of_values_through_the_output_map():
+def test_value_norms_are_after_the_output_projection():
     model = translator()
     found, name = model.look(TEXT, TEXT), "encoder.0.self"
     given: list[Tensor] = []
-    layer = model.network.encoder.get_submodule("wiring.layers.0.self.sublayer")
+    layer = model.network.encoder.get_submodule("layers.0.self.sublayer")
     hook = layer.register_forward_pre_hook(lambda module, inputs: given.append(inputs[0]))
     model.look(TEXT, TEXT)
     hook.remove()
@@ -252,29 +256,29 @@ def test_norms_are_of_values_through_the_output_map():
         torch.testing.assert_close(found.norm_weighted(name)[head], expected)
 
 
-def test_gaps_are_read_and_said_as_gaps_where_a_model_says_spans():
+def test_sentinels_are_traced_as_sentinels():
     spans = WordPiece(80, sentinels=3).train(TEXTS * 4)
-    model = small(zoo.t5(16, 2, 2), (spans,), generation={"max_new_tokens": 4})
+    model = small(zoo.t5(16, 2, 2), (spans,), generation_config={"max_new_tokens": 4})
     found = model.look("the <extra_id_0> sat")
     assert found.source_tokens == found.source_words == ["the", "<extra_id_0>", "sat", "</s>"]
-    row = torch.tensor([[*spans.encode("the"), spans.sentinels[0], *spans.encode("sat"), spans.end]])
-    best = model.network(torch.tensor([[spans.begin]]), source_ids=row)[0, -1].argmax()
+    row = torch.tensor([[*spans.encode("the"), spans.sentinels[0], *spans.encode("sat"), spans.eos]])
+    best = model.network(torch.tensor([[spans.bos]]), source_ids=row)[0, -1].argmax()
     assert found.target_tokens[:1] == spans.token_texts([int(best)])
-    told = model.look("the <extra_id_0> sat", "<extra_id_0> cat <extra_id_1>")
-    assert told.target_tokens == ["<extra_id_0>", "cat", "<extra_id_1>", "</s>"]
+    given = model.look("the <extra_id_0> sat", "<extra_id_0> cat <extra_id_1>")
+    assert given.target_tokens == ["<extra_id_0>", "cat", "<extra_id_1>", "</s>"]
 
 
-def test_a_recurrent_decoder_keeps_the_keys_of_its_source_once():
-    record = Kept()
+def test_a_recurrent_decoder_stores_the_keys_of_its_source_once():
+    record = LazyRecord()
     network = small(zoo.bahdanau(16)).network
     network.hidden_states(torch.tensor([[1, 5, 6]]), source_ids=torch.tensor([[7, 8, 2]]), record=record)
     parts = record.parts["decoder.0.cross"]
     assert len(parts) == 3
-    assert len({part.inside().key.data_ptr() for part in parts}) == 1
+    assert len({part.score_inputs().key.data_ptr() for part in parts}) == 1
 
 
-def test_buckets_are_there_where_tokens_are_hashed():
-    model = small(zoo.reformer(16, 2, 2, pattern=Ranks(4), buckets=4, rounds=3, attention=("lsh", "local")))
+def test_lsh_layers_have_buckets():
+    model = small(zoo.reformer(16, 2, 2, pattern=RankWindow(4), buckets=4, rounds=3, attention=("lsh", "local")))
     found = model.look(TEXT)
     assert {name: tuple(buckets.shape) for name, buckets in found.buckets.items()} == {
         "decoder.0.self": (2, len(found.target_tokens), 3)
@@ -282,14 +286,12 @@ def test_buckets_are_there_where_tokens_are_hashed():
     assert set(found.buckets["decoder.0.self"].unique().tolist()) <= {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("description", [zoo.gpt2(16, 2, 2), zoo.reformer(16, 2, 2, pattern=Ranks(4), buckets=4)])
-def test_a_long_text_is_read_again_for_the_rows_that_are_asked_for(
-    description: object, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.parametrize("description", [zoo.gpt2(16, 2, 2), zoo.reformer(16, 2, 2, pattern=RankWindow(4), buckets=4)])
+def test_the_rows_of_a_long_text_are_computed_on_request(description: object, monkeypatch: pytest.MonkeyPatch):
     model, text = small(description), " ".join(TEXTS * 2)
     whole = model.look(text)
-    monkeypatch.setattr(sight, "_BUDGET", 1000)
-    monkeypatch.setattr(sight, "_BLOCK", 200)
+    monkeypatch.setattr(module, "_BUDGET", 1000)
+    monkeypatch.setattr(module, "_BLOCK", 200)
     found = model.look(text)
     assert not isinstance(found.weights, dict)
     assert list(found.weights) == list(whole.weights)
@@ -300,40 +302,42 @@ def test_a_long_text_is_read_again_for_the_rows_that_are_asked_for(
             torch.testing.assert_close(found.rows(name, head, 3, 17), weights[head, 3:17])
         torch.testing.assert_close(found.entropy[name], whole.entropy[name])
         top = found.layers[name].top[1][0]
-        torch.testing.assert_close(top, weightiest(weights[0], top.shape[-1])[1])
+        torch.testing.assert_close(top, top_keys(weights[0], top.shape[-1])[1])
     assert found.rows(name, 0, 5, 5).shape == (0, len(found.target_tokens))
-    monkeypatch.setattr(sight, "_MOST", 1000)
-    with pytest.raises(InputError, match=r"too many to hold \(decoder.0.self\). Ask for some of them: seen.rows"):
+    monkeypatch.setattr(module, "_MAX_MATRIX", 1000)
+    with pytest.raises(
+        InputError, match=r"do not fit into memory \(decoder.0.self\). Compute some rows instead: trace.rows"
+    ):
         found.weights["decoder.0.self"]
-    with pytest.raises(InputError, match=r"no head 2 of 'decoder.0.self'"):
+    with pytest.raises(InputError, match=r"head 2 of 'decoder.0.self' was not traced"):
         found.rows("decoder.0.self", 2, 0, 1)
     with pytest.raises(KeyError):
         found.weights["decoder.9.self"]
 
 
 @pytest.mark.parametrize("attention", ["full", "local", "lsh"])
-def test_memory_is_bounded_however_long_the_text_is(attention: str, monkeypatch: pytest.MonkeyPatch):
+def test_memory_is_bounded_for_a_text_of_any_length(attention: str, monkeypatch: pytest.MonkeyPatch):
     length, block = 4096, 1 << 17
-    monkeypatch.setattr(sight, "_BLOCK", block)
-    monkeypatch.setattr(sight, "_BUDGET", 1_000_000)
-    monkeypatch.setattr(sight, "_VECTORS", 0)
-    pattern = {"see": Ranks(16), "buckets": 64}
+    monkeypatch.setattr(module, "_BLOCK", block)
+    monkeypatch.setattr(module, "_BUDGET", 1_000_000)
+    monkeypatch.setattr(module, "_VECTORS", 0)
+    pattern = {"pattern": RankWindow(16), "buckets": 64}
     description = zoo.gpt2(8, 1, 1, position=None) if attention == "full" else zoo.reformer(
         8, 1, 1, attention=(attention,), position=None, **pattern
     )  # fmt: skip
     torch.manual_seed(0)
     network = description.build(30).eval()
-    reading = Reading(network, {"ids": torch.randint(30, (1, length))})
+    collector = Collector(network, {"ids": torch.randint(30, (1, length))})
     with Largest() as largest:
-        (layer,) = reading.layers.values()
-        rows = reading.rows("decoder.0.self", 0, 4000, 4032)
-    assert largest.numbers <= 2 * block
+        (layer,) = collector.layers.values()
+        rows = collector.rows("decoder.0.self", 0, 4000, 4032)
+    assert largest.elements <= 2 * block
     assert layer.weights is None
     torch.testing.assert_close(rows.sum(-1), torch.ones(32))
     torch.testing.assert_close(rows.topk(layer.top[1].shape[-1]).values, layer.top[1][0, 4000:4032])
 
 
-def test_a_rollout_needs_every_layer_of_its_side():
+def test_a_rollout_needs_every_layer_of_its_stack():
     model = small(zoo.gpt2(16, 2, 2))
     assert model.look(TEXT).rollout("decoder").shape[0] > 1
     few = model.look(TEXT, layers="decoder.1.self")

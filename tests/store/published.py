@@ -1,4 +1,4 @@
-"""Published folders to be copied, changed and read."""
+"""Helpers to copy, damage and load Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from regard.store.folder import read_folder
 from tests.parity.folders import CPU
 
 
-def copied(folders: Path, name: str, target: Path) -> Path:
+def copy_folder(folders: Path, name: str, target: Path) -> Path:
     target.mkdir(parents=True)
     for path in (folders / name).iterdir():
         (target / path.name).write_bytes(path.read_bytes())
     return target
 
 
-def said(folder: Path) -> str:
-    """Why a folder is refused, in one line."""
+def refusal(folder: Path) -> str:
+    """The one-line error of loading a folder."""
     with pytest.raises((DamagedFile, InputError)) as caught:
         read_folder(folder, CPU)
     assert "\n" not in str(caught.value)
@@ -33,12 +33,12 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def sharded(folder: Path, **renamed: str) -> None:
-    """The weights of a folder in two files and an index."""
+def shard(folder: Path, **renamed: str) -> None:
+    """Split the weights of a folder into two shards with an index."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     halves = {"a.safetensors": sorted(tensors)[::2], "b.safetensors": sorted(tensors)[1::2]}
     for file, names in halves.items():
         save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    places = {name: renamed.get(file[0], file) for file, names in halves.items() for name in names}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    weight_map = {name: renamed.get(file[0], file) for file, names in halves.items() for name in names}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -1,4 +1,4 @@
-"""Saving and loading changes nothing; damage and malice are refused."""
+"""Model folders: saving and loading changes nothing; damaged and hostile files are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import hashlib
 import json
 import os
 import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -17,7 +20,11 @@ import regard
 from regard.data.read.corpus import Corpus
 from regard.data.tokenize.train import Character, train_tokenizers
 from regard.errors import DamagedFile, InputError
-from regard.store.folder import read_folder, unique_tensors, write_description, write_weights
+from regard.layers.contract import Context, Memory, Sublayer
+from regard.models import zoo
+from regard.models.model import Network
+from regard.store.convert import convert
+from regard.store.folder import read_description, read_folder, unique_parameters, write_description, write_weights
 from tests.laws.zoo import MODELS
 
 TEXT = Corpus(["abc def ghi", "jkl mno"], ["pqr stu", "vwx yz."], ("text",))
@@ -33,8 +40,8 @@ def write(folder: Path, name: str = "transformer", *, joint: bool = True) -> Non
     else:
         network = description.build(tokenizers[1].vocabulary, tokenizers[0].vocabulary)
     task = "translate" if network.encoder else "generate"
-    write_description(folder, network, tokenizers, task=task, generation={"num_beams": 3})
-    write_weights(folder, unique_tensors(network))
+    write_description(folder, network, tokenizers, task=task, generation_config={"num_beams": 3})
+    write_weights(folder, unique_parameters(network))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -50,26 +57,30 @@ def test_saving_and_loading_changes_nothing(name: str, tmp_path: Path):
     assert loaded.network.description == MODELS[name]
 
 
-def test_separate_vocabularies_are_kept_apart(tmp_path: Path):
+def test_separate_vocabularies_stay_separate(tmp_path: Path):
     write(tmp_path, joint=False)
     model = regard.load(tmp_path)
     assert model.tokenizer.vocabulary != model.target_tokenizer.vocabulary
     assert isinstance(model.translate("abc"), str)
 
 
-@pytest.mark.parametrize("change", [{"begin": 2**63}, {"pad": -1}, {"opening": [10**6]}, {"between": 10**9}])
-def test_parts_are_played_by_tokens_that_the_model_has(tmp_path: Path, ablation: dict[str, object]):
+@pytest.mark.parametrize(
+    "change", [{"bos": 2**63}, {"pad": -1}, {"prompt_prefix": [10**6]}, {"pair_separators": 10**9}]
+)
+def test_special_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, change: dict[str, object]):
     write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    roles = {"kind": "roles", "begin": 1, "end": 2, "pad": 0}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [roles, None]}))
-    assert regard.load(tmp_path).tokenizer.begin == 1
-    (tmp_path / "config.json").write_text(json.dumps({**config, "roles": [{**roles, **ablation}, None]}))
+    special_tokens = {"kind": "special_tokens", "bos": 1, "eos": 2, "pad": 0}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "special_tokens": [special_tokens, None]}))
+    assert regard.load(tmp_path).tokenizer.bos == 1
+    (tmp_path / "config.json").write_text(
+        json.dumps({**config, "special_tokens": [{**special_tokens, **change}, None]})
+    )
     with pytest.raises(DamagedFile, match="tokens that the model does not have"):
         regard.load(tmp_path)
 
 
-def test_files_have_the_shape_and_the_mode_the_ecosystem_expects(tmp_path: Path):
+def test_files_have_the_keys_and_permissions_that_others_expect(tmp_path: Path):
     before = os.umask(0o022)
     try:
         write(tmp_path)
@@ -86,7 +97,7 @@ def test_files_have_the_shape_and_the_mode_the_ecosystem_expects(tmp_path: Path)
     assert header["__metadata__"]["format"] == "pt"
 
 
-def test_the_checksum_is_that_of_the_file_with_zeros_in_its_place(tmp_path: Path):
+def test_the_checksum_is_computed_with_zeros_in_its_place(tmp_path: Path):
     write(tmp_path)
     content = (tmp_path / "model.safetensors").read_bytes()
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
@@ -95,7 +106,7 @@ def test_the_checksum_is_that_of_the_file_with_zeros_in_its_place(tmp_path: Path
     assert int.from_bytes(content[:8], "little") % 8 == 0
 
 
-def test_weights_that_others_wrote_have_no_checksum_and_are_read(tmp_path: Path):
+def test_weights_without_a_checksum_are_read(tmp_path: Path):
     write(tmp_path)
     save_file(load_file(tmp_path / "model.safetensors"), tmp_path / "model.safetensors")
     assert regard.load(tmp_path).translate("abc") is not None
@@ -104,24 +115,24 @@ def test_weights_that_others_wrote_have_no_checksum_and_are_read(tmp_path: Path)
 def test_any_flipped_or_missing_byte_of_the_weights_is_refused(tmp_path: Path):
     write(tmp_path)
     path, chance = tmp_path / "model.safetensors", random.Random(2)
-    whole = path.read_bytes()
-    header = 8 + int.from_bytes(whole[:8], "little")
-    digest = whole.index(b'"sha256"')
-    places = [*range(8), *range(digest, digest + 30), digest + 74, *(chance.randrange(header) for _ in range(40)),
-              *(chance.randrange(header, len(whole)) for _ in range(20))]  # fmt: skip
-    for number, place in enumerate(places):
-        flipped = bytes([whole[place] ^ 1 << chance.randrange(8)]) + whole[place + 1 :]
-        path.write_bytes(whole[:place] + (flipped if number % 5 else b""))
+    intact = path.read_bytes()
+    header = 8 + int.from_bytes(intact[:8], "little")
+    digest = intact.index(b'"sha256"')
+    positions = [*range(8), *range(digest, digest + 30), digest + 74, *(chance.randrange(header) for _ in range(40)),
+              *(chance.randrange(header, len(intact)) for _ in range(20))]  # fmt: skip
+    for number, at in enumerate(positions):
+        flipped = bytes([intact[at] ^ 1 << chance.randrange(8)]) + intact[at + 1 :]
+        path.write_bytes(intact[:at] + (flipped if number % 5 else b""))
         with pytest.raises(DamagedFile) as caught:
             regard.load(tmp_path)
         assert "\n" not in str(caught.value)
-    path.write_bytes(whole)
+    path.write_bytes(intact)
     regard.load(tmp_path)
 
 
-def damaged(folder: Path, ablation) -> str:
+def damaged(folder: Path, change: Callable[[Path], object]) -> str:
     write(folder)
-    ablation(folder)
+    change(folder)
     with pytest.raises((DamagedFile, InputError)) as caught:
         regard.load(folder)
     assert "\n" not in str(caught.value)
@@ -130,12 +141,12 @@ def damaged(folder: Path, ablation) -> str:
 
 
 def edit_config(**changes):
-    def ablation(folder: Path) -> None:
+    def change(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text())
         config["model"].update(changes)
         (folder / "config.json").write_text(json.dumps(config))
 
-    return ablation
+    return change
 
 
 def test_a_truncated_file_of_weights_is_refused(tmp_path: Path):
@@ -181,11 +192,11 @@ def test_unknown_kinds_and_keys_are_refused(tmp_path: Path):
 
 @pytest.mark.parametrize("content", ['{"num_beams": "x"}', '{"num_beams": 2.5}', '{"length_penalty": "a"}', "[]"])
 def test_a_broken_generation_config_is_refused(tmp_path: Path, content: str):
-    said = damaged(tmp_path, lambda folder: (folder / "generation_config.json").write_text(content))
-    assert "generation_config.json" in said
+    message = damaged(tmp_path, lambda folder: (folder / "generation_config.json").write_text(content))
+    assert "generation_config.json" in message
 
 
-def test_settings_that_make_no_model_are_refused(tmp_path: Path):
+def test_a_config_that_describes_no_model_is_refused(tmp_path: Path):
     assert "config.json" in damaged(tmp_path, edit_config(width=0))
 
 
@@ -199,3 +210,64 @@ def test_a_pickle_is_refused_by_name(tmp_path: Path):
 def test_a_missing_folder_is_an_input_error(tmp_path: Path):
     with pytest.raises(InputError, match="no such model folder"):
         regard.load(tmp_path / "nowhere")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A part of one's own, as in docs/parts.md: each token gets the mean of all tokens before it."""
+
+    name: ClassVar[str] = "mean"
+
+    def build(self, width: int, source_width: int | None = None) -> Sublayer:
+        return MeanLayer()
+
+
+class MeanLayer(Sublayer):
+    def forward(self, x: torch.Tensor, context: Context, memory: Memory = None) -> tuple[torch.Tensor, Memory]:
+        before, count = (0, 0) if memory is None else memory
+        total = x.cumsum(dim=1) + (0 if memory is None else before[:, None])
+        counts = count + torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
+        counts = counts.expand(x.shape[0], -1)
+        return total / counts[..., None], (total[:, -1], counts[:, -1:])
+
+
+def write_mean(folder: Path) -> Network:
+    """A folder with a language model whose attention is replaced by `Mean`."""
+    description = zoo.gpt2(16, 1, 2)
+    assert description.decoder is not None
+    layer: Any = (Mean(), description.decoder.layers[0][1])
+    description = replace(description, decoder=replace(description.decoder, layers=(layer,)))
+    tokenizers = train_tokenizers(Character(), Corpus(TEXT.sources, None, ("text",)))
+    network = description.build(tokenizers[0].vocabulary).eval()
+    folder.mkdir(exist_ok=True)
+    write_description(folder, network, tokenizers, task="generate", generation_config={})
+    write_weights(folder, unique_parameters(network))
+    return network
+
+
+def test_a_part_of_ones_own_is_saved_and_loaded(tmp_path: Path):
+    network = write_mean(tmp_path / "a")
+    loaded = read_folder(tmp_path / "a", torch.device("cpu"), parts=[Mean])
+    assert loaded.network.description == network.description
+    assert read_description(tmp_path / "a", parts=[Mean])[0] == network.description
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        assert torch.equal(loaded.network(ids), network(ids))
+    convert(tmp_path / "a", tmp_path / "b", "regard", parts=[Mean])
+    assert read_folder(tmp_path / "b", torch.device("cpu"), parts=[Mean]).network.description == network.description
+
+
+def test_a_folder_names_no_code_so_parts_of_ones_own_must_be_passed(tmp_path: Path):
+    write_mean(tmp_path)
+    for read in (lambda: read_folder(tmp_path, torch.device("cpu")), lambda: read_description(tmp_path)):
+        with pytest.raises(InputError, match=r'unknown kind "mean" .*config.json.*parts=\[') as caught:
+            read()
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match='unknown kind "mean"'):
+        read_folder(tmp_path, torch.device("cpu"), parts=[MeanLayer])
+
+
+def test_a_part_of_ones_own_has_no_published_form(tmp_path: Path):
+    write_mean(tmp_path / "a")
+    with pytest.raises(InputError, match="decoder = mean"):
+        convert(tmp_path / "a", tmp_path / "b", "huggingface", parts=[Mean])

@@ -1,4 +1,4 @@
-"""Small runs in real processes, and what is left of them."""
+"""Small training runs in processes of their own, and digests of their results."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ valid     = "{folder}/valid.{{a,b}}"
 tokenizer = "character"
 
 [train]
-steps        = 40
-batch_tokens = 300
-accumulate   = 2
-ema          = 0.9
-average      = 2
-rate         = 1e-2
-schedule     = {{ kind = "inverse_square_root", warmup = 10 }}
-save_every   = 7
-valid_every  = 10
-valid_lines  = 4
-log_every    = 1
-keep         = 3
+steps         = 40
+batch_tokens  = 300
+accumulate    = 2
+ema           = 0.9
+average       = 2
+learning_rate = 1e-2
+schedule      = {{ kind = "inverse_square_root", warmup = 10 }}
+save_every    = 7
+valid_every   = 10
+valid_lines   = 4
+log_every     = 1
+keep          = 3
 """
 
-# Processes are forked from one that has imported everything, so that starting one takes no time.
+# Processes are forked from one that has imported everything, so they start quickly.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 os.environ |= ENVIRONMENT
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -64,11 +64,11 @@ PROCESSES.set_forkserver_preload(
     ]
 )
 
-Driver = Callable[[], None]  # what is changed inside the process before it starts
+Driver = Callable[[], None]  # runs inside the process first
 
 
 def write_recipe(folder: Path, lines: int = 120) -> Path:
-    """A recipe that learns to turn words round, on text written into the folder."""
+    """A recipe that trains on reversed words, with its text in the folder."""
     words = [hashlib.sha256(str(i).encode()).hexdigest()[: 2 + i % 9] for i in range(lines + 12)]
     for name, part in (("train", words[:lines]), ("valid", words[lines:])):
         (folder / f"{name}.a").write_text("".join(f"{word}\n" for word in part))
@@ -78,14 +78,14 @@ def write_recipe(folder: Path, lines: int = 120) -> Path:
     return path
 
 
-class Life:
+class CommandProcess:
     """The command line in a process of its own, much like `subprocess.Popen`."""
 
     def __init__(self, arguments: list[str], driver: Driver | None = None) -> None:
-        # Pipes, so that a limit on the size of files does not touch what is said.
+        # Pipes, so that a limit on the size of files does not affect the output.
         pipes = [PROCESSES.Pipe(duplex=False) for _ in range(2)]
         self.readers = [reader for reader, _ in pipes]
-        self.process = PROCESSES.Process(target=live, args=([writer for _, writer in pipes], arguments, driver))
+        self.process = PROCESSES.Process(target=run_command, args=([writer for _, writer in pipes], arguments, driver))
         self.process.start()
         for _, writer in pipes:
             writer.close()
@@ -105,12 +105,12 @@ class Life:
         self.process.kill()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it ended within so many seconds."""
+        """Whether it ended within this many seconds."""
         self.process.join(timeout)
         return self.process.exitcode is not None
 
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
-        """Wait for its end; -> what it said."""
+        """Wait for its end; -> its output and errors."""
         if not self.wait(timeout):
             self.kill()
             raise TimeoutError(f"still running after {timeout} seconds")
@@ -118,8 +118,8 @@ class Life:
         return out, err
 
 
-def live(writers: list[Connection], arguments: list[str], driver: Driver | None) -> None:
-    """What a process does: the command line, its output in two pipes."""
+def run_command(writers: list[Connection], arguments: list[str], driver: Driver | None) -> None:
+    """Run the command line with its output in two pipes."""
     for number, writer in enumerate(writers, start=1):
         os.dup2(writer.fileno(), number)
         writer.close()
@@ -133,10 +133,10 @@ def live(writers: list[Connection], arguments: list[str], driver: Driver | None)
 
 
 def kill_at(point: str, times: int) -> None:
-    """Die when a point of saving is reached for the n-th time."""
+    """SIGKILL at the n-th time that a write point is reached."""
     left = times
 
-    def reached(here: str) -> None:
+    def on_write_point(here: str) -> None:
         nonlocal left
         left -= here == point
         if here == point and left == 0:
@@ -144,11 +144,11 @@ def kill_at(point: str, times: int) -> None:
 
     from regard.training.loop import Run
 
-    Run.reached = staticmethod(reached)
+    Run.on_write_point = staticmethod(on_write_point)
 
 
 def at_steps(acts: dict[int, Callable[[Any], None]], *, after: bool = False) -> None:
-    """Do something with the trainer before it takes the step after the n-th, or right after it took the n-th."""
+    """Call functions with the trainer before the step after the n-th, or right after the n-th."""
     from regard.training.step import Trainer
 
     advance = Trainer.advance
@@ -166,27 +166,27 @@ def at_steps(acts: dict[int, Callable[[Any], None]], *, after: bool = False) -> 
 
 
 def terminate_at(step: int) -> None:
-    """Be told to end during the step after the n-th."""
+    """SIGTERM during the step after the n-th."""
     at_steps({step: lambda trainer: os.kill(os.getpid(), signal.SIGTERM)})
 
 
 def interrupt_twice(step: int) -> None:
-    """Ctrl-C during the step after the n-th, and again while that step is being saved."""
+    """SIGINT during the step after the n-th, and again while that step is saved."""
     from regard.training.loop import Run
 
-    def reached(here: str) -> None:
+    def on_write_point(here: str) -> None:
         if here == "inside optimizer.safetensors":
             os.kill(os.getpid(), signal.SIGINT)
 
     def interrupt(_: Any) -> None:
-        Run.reached = staticmethod(reached)
+        Run.on_write_point = staticmethod(on_write_point)
         os.kill(os.getpid(), signal.SIGINT)
 
     at_steps({step: interrupt})
 
 
 def poison(step: int, value: float, *, after: bool) -> None:
-    """Spoil a weight before the step after the n-th, or right after the n-th."""
+    """Overwrite a weight before the step after the n-th, or right after the n-th."""
 
     def spoil(trainer: Any) -> None:
         next(trainer.network.parameters()).data.view(-1)[0] = value
@@ -195,15 +195,15 @@ def poison(step: int, value: float, *, after: bool) -> None:
 
 
 def other_torch() -> None:
-    """Be another version of torch."""
+    """Pretend another version of torch."""
     import torch
 
     torch.__version__ = "2.99.0"
 
 
-def start(arguments: list[str], driver: Driver | None = None) -> Life:
+def start(arguments: list[str], driver: Driver | None = None) -> CommandProcess:
     """The command line in a process of its own."""
-    return Life(arguments, driver)
+    return CommandProcess(arguments, driver)
 
 
 def regard(*arguments: str | Path, driver: Driver | None = None) -> tuple[int, str, str]:
@@ -213,13 +213,13 @@ def regard(*arguments: str | Path, driver: Driver | None = None) -> tuple[int, s
     return life.returncode, out, err
 
 
-def alone(work: Callable[..., T], *given: Any) -> T:
-    """What a function returns in a process of its own, where nothing else has touched memory."""
+def in_own_process(work: Callable[..., T], *given: Any) -> T:
+    """The result of a function in a process of its own, where nothing else has used memory."""
     with ProcessPoolExecutor(1, PROCESSES) as process:
         return process.submit(work, *given).result()
 
 
-def remains(folder: Path) -> dict[str, str]:
+def digests(folder: Path) -> dict[str, str]:
     """SHA-256 of every tensor of the last checkpoint and of the model, and the losses of every step."""
     steps = [int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*")]
     found = {}

@@ -1,4 +1,4 @@
-"""Memory that runs out ends no run; real limits in real processes."""
+"""Out of memory: a run accumulates more and continues; real limits in processes of their own."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import pytest
 import torch
 
 from regard.config.recipe import read_recipe
-from regard.config.setup import read_material
-from regard.data.batching import Plan
+from regard.config.setup import read_setup
+from regard.data.batching import BatchSampler
 from regard.errors import InputError
-from regard.store.checkpoint import Checkpoint, steps_found
-from regard.training.memory import available, peak, ran_out
-from regard.training.probe import SHARE, Probe, fitting, look_at
+from regard.store.checkpoint import Checkpoint, saved_steps
+from regard.training.memory import available, is_out_of_memory, peak
+from regard.training.probe import SHARE, Probe, first_epoch, largest_batch
 from regard.training.settings import Training
-from tests.training.runs import alone, at_steps, regard, remains, terminate_at, write_recipe
-from tests.training.test_parallel import TORCHRUN, ended, launched
+from tests.training.runs import at_steps, digests, in_own_process, regard, terminate_at, write_recipe
+from tests.training.test_distributed import TORCHRUN, ended, launched
 
 CPU = torch.device("cpu")
 MB = 1 << 20
 
-# Wide and shallow, with steps of many samples: what a step holds, 65 MB, is far more than what lasts.
+# Wide and shallow, with many samples per step: activations, 65 MB, need far more than the static memory.
 WIDE = [
     "--set", "model.dropout=0.0", "--set", "model.inner=2000", "--set", "train.batch_tokens=4000",
     "--set", "train.steps=3", "--set", "train.valid_every=100", "--set", "train.average=1",
@@ -37,7 +37,7 @@ WIDE = [
 
 
 def limited(megabytes: int, after: int = 0) -> None:
-    """For two steps memory may grow by so much and no more."""
+    """Limit how much memory may grow, for two steps."""
     free = resource.RLIM_INFINITY
     at_steps({
         after: lambda trainer: limit(megabytes),
@@ -45,23 +45,23 @@ def limited(megabytes: int, after: int = 0) -> None:
     })  # fmt: skip
 
 
-def little() -> None:
-    """A machine on which next to no memory is free."""
+def almost_no_memory() -> None:
+    """Pretend that almost no memory is free."""
     from regard.training import memory, probe
 
     assert memory.available(CPU) > 0
     probe.available = lambda device: 10 * MB
 
 
-def cut_at(step: int, parts: int, stop: int | None = None) -> None:
-    """Be cut into parts before the step after the n-th, as if memory had run out, and perhaps stop later."""
+def accumulate_at(step: int, parts: int, stop: int | None = None) -> None:
+    """Split steps into parts after the n-th, as if memory had run out; optionally stop later."""
     at_steps({step: lambda trainer: setattr(trainer, "accumulate", parts)})
     if stop is not None:
         terminate_at(stop)
 
 
 def limit(megabytes: int) -> None:
-    """Memory may grow by so much and no more."""
+    """Limit how much memory may grow."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limits = pages * resource.getpagesize() + megabytes * MB, resource.RLIM_INFINITY
     resource.setrlimit(resource.RLIMIT_AS, limits)
@@ -74,10 +74,10 @@ def losses(folder: Path) -> list[float]:
 
 def accumulated(folder: Path) -> list[int]:
     found = folder / "checkpoints"
-    return [Checkpoint(found / f"step-{n}", n).state()["position"]["accumulate"] for n in steps_found(found)]
+    return [Checkpoint(found / f"step-{n}", n).state()["trainer"]["accumulate"] for n in saved_steps(found)]
 
 
-def test_a_step_that_does_not_fit_is_cut_and_the_run_goes_on(tmp_path: Path):
+def test_a_step_that_does_not_fit_is_split_and_the_run_continues(tmp_path: Path):
     recipe = write_recipe(tmp_path, 1000)
     code, out, err = regard("train", recipe, *WIDE, "--out", tmp_path / "short", driver=partial(limited, 30))
     assert (code, err) == (0, "")
@@ -92,14 +92,16 @@ def test_a_step_that_does_not_fit_is_cut_and_the_run_goes_on(tmp_path: Path):
     assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "ample"), rel=1e-5)
 
 
-def test_a_run_that_was_cut_goes_on_in_as_many_parts(tmp_path: Path):
+def test_a_split_run_resumes_with_as_many_parts(tmp_path: Path):
     recipe, steps = write_recipe(tmp_path), ["--set", "train.steps=20"]
-    assert regard("train", recipe, *steps, "--out", tmp_path / "whole", driver=partial(cut_at, 5, 4))[0] == 0
-    code, _, err = regard("train", recipe, *steps, "--out", tmp_path / "run", driver=partial(cut_at, 5, 4, stop=9))
+    assert regard("train", recipe, *steps, "--out", tmp_path / "whole", driver=partial(accumulate_at, 5, 4))[0] == 0
+    code, _, err = regard(
+        "train", recipe, *steps, "--out", tmp_path / "run", driver=partial(accumulate_at, 5, 4, stop=9)
+    )
     assert (code, "stopped by SIGTERM at step 10" in err) == (143, True)
     code, out, _ = regard("train", recipe, *steps, "--out", tmp_path / "run")
     assert (code, "resuming at step 10" in out) == (0, True)
-    assert remains(tmp_path / "run") == remains(tmp_path / "whole")
+    assert digests(tmp_path / "run") == digests(tmp_path / "whole")
 
 
 def test_a_run_ends_with_one_line_when_not_even_a_sample_fits(tmp_path: Path):
@@ -112,9 +114,11 @@ def test_a_run_ends_with_one_line_when_not_even_a_sample_fits(tmp_path: Path):
     assert "Last good checkpoint: step 1." in err
 
 
-def test_a_batch_that_hardly_fits_is_said(tmp_path: Path):
+def test_a_batch_that_hardly_fits_gives_a_warning(tmp_path: Path):
     given = [*WIDE, "--set", "train.batch_tokens=fit", "--set", "model.inner=20000", "--set", "train.steps=1"]
-    code, out, err = regard("train", write_recipe(tmp_path, 1000), *given, "--out", tmp_path / "run", driver=little)
+    code, out, err = regard(
+        "train", write_recipe(tmp_path, 1000), *given, "--out", tmp_path / "run", driver=almost_no_memory
+    )
     assert (code, err) == (0, "")
     assert "warning: batch_tokens = 1,024 needs most of the memory or more (train.batch_tokens). See what to" in out
 
@@ -124,7 +128,7 @@ TOGETHER = """
 import sys
 from functools import partial
 from regard.cli import run
-from regard.learn.trainer import Trainer
+from regard.training.step import Trainer
 from tests.training.test_memory import limit
 advance = Trainer.advance
 def limited(self):
@@ -138,39 +142,39 @@ sys.exit(run(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_process_without_memory_does_not_hang_the_others(tmp_path: Path):
-    words = ["--no-python", sys.executable, "-c", TOGETHER, "train", str(write_recipe(tmp_path, 1000)), *WIDE]
-    code, _, err = ended(launched([*TORCHRUN, *words, "--out", str(tmp_path / "run")]))
+    command = ["--no-python", sys.executable, "-c", TOGETHER, "train", str(write_recipe(tmp_path, 1000)), *WIDE]
+    code, _, err = ended(launched([*TORCHRUN, *command, "--out", str(tmp_path / "run")]))
     assert code != 0
     assert "rank 1: out of memory at step 2, and processes that learn together cannot cut a step anew" in err
 
 
-def test_only_memory_that_ran_out_counts_as_such():
+def test_only_out_of_memory_errors_count_as_such():
     for allocate in (lambda: torch.empty(1 << 50), lambda: np.ones(1 << 50)):
         with pytest.raises((RuntimeError, MemoryError)) as caught:
             allocate()
-        assert ran_out(caught.value)
+        assert is_out_of_memory(caught.value)
     with pytest.raises(RuntimeError) as caught:
         torch.ones(2) @ torch.ones(3)
-    assert not ran_out(caught.value)
-    assert ran_out(torch.OutOfMemoryError("CUDA out of memory."))
+    assert not is_out_of_memory(caught.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory."))
 
 
 @pytest.fixture
-def short_of_memory() -> Iterator[Callable[[int], None]]:
+def memory_limit() -> Iterator[Callable[[int], None]]:
     before = resource.getrlimit(resource.RLIMIT_AS)
     yield limit
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def test_a_limit_of_the_process_is_what_is_available(short_of_memory):
+def test_available_memory_respects_the_limit_of_the_process(memory_limit):
     before = available(CPU)
     assert before > 400 * MB
-    short_of_memory(300)
+    memory_limit(300)
     assert 250 * MB < available(CPU) <= 300 * MB
 
 
 def peaks() -> list[float]:
-    """Megabytes: of the same work twice, and of none."""
+    """Peaks in megabytes: the same work twice, then no work."""
 
     def work() -> None:
         held = [torch.ones(100, 1000) for _ in range(300)]  # small enough to come from the heap, 120 MB in all
@@ -179,44 +183,48 @@ def peaks() -> list[float]:
     return [peak(done, CPU) / 1e6 for done in (work, work, lambda: None)]
 
 
-def test_the_peak_is_what_was_held_at_once_and_not_what_lay_about():
-    first, second, nothing = alone(peaks)
+def test_the_peak_counts_what_is_allocated_at_once():
+    first, second, nothing = in_own_process(peaks)
     assert [first, second] == pytest.approx([120, 120], rel=0.05)
     assert nothing < 1
 
 
-def chosen(recipe: Path, rooms: Sequence[int]) -> list[tuple[int, bool]]:
-    """What `fitting` says when so many bytes are available."""
+def chosen(recipe: Path, available_bytes: Sequence[int]) -> list[tuple[int, bool]]:
+    """The largest batch for each number of available bytes."""
     from regard.training import probe
 
-    material = read_material(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
+    setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
     found = []
-    for room in rooms:
-        probe.available = lambda device, room=room: room
-        found.append(fitting(material.network, material.samples, material.recipe.train, CPU))
+    for free in available_bytes:
+        probe.available = lambda device, free=free: free
+        found.append(largest_batch(setup.network, setup.samples, setup.recipe.train, CPU))
     return found
 
 
 def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], int]:
-    """What the largest step of each size of batch needs, in bytes, and the tokens of an epoch."""
-    material = read_material(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
-    probe = Probe(material.network, material.samples, replace(material.recipe.train, batch_tokens=1024), CPU)
-    epochs = [look_at(Plan(material.samples.lengths, tokens, 1)) for tokens in batches]
+    """The memory of the largest step of each batch size, in bytes, and the tokens of an epoch."""
+    setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
+    probe = Probe(setup.network, setup.samples, replace(setup.recipe.train, batch_tokens=1024), CPU)
+    epochs = [first_epoch(BatchSampler(setup.samples.lengths, tokens, 1)) for tokens in batches]
     return [probe.memory(epoch.largest).total for epoch in epochs], epochs[0].tokens
 
 
 def test_batch_tokens_are_the_most_that_fit(tmp_path: Path):
     recipe = write_recipe(tmp_path, 1000)
-    needs, tokens = alone(needed, recipe, (1024, 2048, 4096))
+    needs, tokens = in_own_process(needed, recipe, (1024, 2048, 4096))
     assert needs[1] - needs[0] == pytest.approx((needs[2] - needs[1]) / 2, rel=0.1)
-    rooms = [10 * MB, *(int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])), 4000 * MB]
-    *short, (most, fits) = alone(chosen, recipe, rooms)
+    available_bytes = [
+        10 * MB,
+        *(int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])),
+        4000 * MB,
+    ]
+    *short, (most, fits) = in_own_process(chosen, recipe, available_bytes)
     assert short == [(1024, False), (1024, True), (1024, True), (2048, True)]
     assert fits
     assert 2048 < most <= tokens < 2 * most
 
 
-def test_a_run_keeps_to_the_batch_that_once_fitted(tmp_path: Path):
+def test_a_run_keeps_the_batch_size_that_fitted_first(tmp_path: Path):
     recipe, fit = write_recipe(tmp_path, 300), ["--set", "train.batch_tokens=fit", "--set", "train.average=1"]
     train = ["train", recipe, *fit, "--out", tmp_path / "run"]
     code, out, err = regard(*train, "--set", "train.steps=2")
@@ -231,9 +239,9 @@ def test_a_run_keeps_to_the_batch_that_once_fitted(tmp_path: Path):
 
 
 def nothing_fits() -> None:
-    from regard.config import setup as run
+    from regard.config import setup
 
-    run.fitting = lambda *given: (1024, False)
+    setup.largest_batch = lambda *given: (1024, False)
 
 
 def test_a_batch_is_a_number_or_fit():
@@ -244,7 +252,7 @@ def test_a_batch_is_a_number_or_fit():
         Training(batch_tokens=0)
 
 
-def test_work_that_fails_is_not_done_again():
+def test_work_that_fails_is_not_repeated():
     done = []
 
     def fails() -> None:

@@ -1,4 +1,4 @@
-"""The command line: verbs in, text out, one line and an exit code when something is wrong."""
+"""The command line: `regard VERB ...`; an error prints one line and sets the exit code."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from regard.cli import evaluate, read, show, train, translate
 from regard.errors import Note, RegardError
 from regard.version import __version__
 
-_OUT_OF_MEMORY = "out of memory. When training, see regard plan; else give shorter texts or a smaller --beam."
+_OUT_OF_MEMORY = "out of memory. When training, see regard plan; otherwise give shorter texts or a smaller --beam."
 
 app = typer.Typer(
     name="regard",
-    help="One small toolkit for the whole lineage of attention: train it, speak with it, see what it attends to.",
+    help="One small toolkit for the whole lineage of attention: train it, use it, see what it attends to.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -50,16 +50,16 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Say the version."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error; may stand anywhere."),
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+    debug: bool = typer.Option(False, "--debug", help="Print the traceback of an error; works at any position."),
 ) -> None:
-    """One small toolkit for the whole lineage of attention: train it, speak with it, see what it attends to."""
+    """One small toolkit for the whole lineage of attention: train it, use it, see what it attends to."""
 
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # what we read is UTF-8, so is what we write, whatever the locale
+        if isinstance(stream, io.TextIOWrapper):  # input and output are UTF-8, whatever the locale
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     arguments = sys.argv[1:]
     ends = arguments.index("--") if "--" in arguments else len(arguments)
@@ -80,7 +80,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return 130
     except BrokenPipeError:
-        _drop_output()  # whoever read it has gone; so do we, without a word
+        _drop_output()  # the reader of the pipe is gone: exit silently
         return 141
     except MemoryError as error:
         return _fail(error, _OUT_OF_MEMORY, 1, debug)
@@ -97,7 +97,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
-    """Run a verb and let errors pass; typer's own `main` would end the process when a pipe breaks."""
+    """Run a verb without catching errors; typer's own `main` would end the process when a pipe breaks."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("regard", list(arguments)) as context:
@@ -111,28 +111,28 @@ def _usage(error: Exception, arguments: list[str]) -> str:
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     verbs = [word for word in arguments[:1] if not word.startswith("-")]
     known = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
-    place = " ".join(["regard", *[verb for verb in verbs if verb in known]])
-    return f"{message} ({place}). See: {place} --help."
+    command = " ".join(["regard", *[verb for verb in verbs if verb in known]])
+    return f"{message} ({command}). See: {command} --help."
 
 
 def _drop_output() -> None:
-    """Let what is still to be written go nowhere, else the interpreter complains of it at its end."""
+    """Send buffered output to /dev/null, else the interpreter complains at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _notes() -> Iterator[None]:
-    """Say what a person should know of a folder in one line, without the place in our code that says it."""
+    """Print notes as one line, without the line of code that issues them."""
     with warnings.catch_warnings():
         plain = warnings.formatwarning
 
-        def shown(
+        def formatted(
             message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
         ) -> str:
-            said = issubclass(category, Note)
-            return f"note: {message}\n" if said else plain(message, category, filename, lineno, line)
+            ours = issubclass(category, Note)
+            return f"note: {message}\n" if ours else plain(message, category, filename, lineno, line)
 
-        warnings.formatwarning = shown
+        warnings.formatwarning = formatted
         try:
             yield
         finally:
@@ -148,6 +148,6 @@ def _fail(error: Exception, message: str, code: int, debug: bool) -> int:
         sys.stdout.flush()
     except OSError:
         _drop_output()
-    word = "" if code >= 128 else "error: "
-    print(f"regard: {word}{' '.join(message.split())}", file=sys.stderr)
+    label = "" if code >= 128 else "error: "
+    print(f"regard: {label}{' '.join(message.split())}", file=sys.stderr)
     return code

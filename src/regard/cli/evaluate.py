@@ -1,4 +1,4 @@
-"""The verbs that judge."""
+"""The verbs evaluate, compare and check."""
 
 from __future__ import annotations
 
@@ -10,66 +10,77 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import Device, ModelFolder, Threads, json_text, load_model, progress, use_threads
-from regard.cli.read import learnt_pairs
+from regard.cli.options import (
+    Device,
+    ModelFolder,
+    Parts,
+    Threads,
+    json_text,
+    load_model,
+    own_parts,
+    progress,
+    use_threads,
+)
+from regard.cli.read import trained_on_pairs
 from regard.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
     from regard.data.read.corpus import Corpus
     from regard.evaluation.compare import Comparison
-    from regard.evaluation.evaluate import AnswerEvaluation, Evaluation
+    from regard.evaluation.evaluate import Evaluation, LabelEvaluation
 
 
 def evaluate(
     model: ModelFolder,
     source: Annotated[Path | None, typer.Option(help="Lines to translate or to classify.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Their right translations, labels, numbers or tags.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text to predict.")] = None,
+    reference: Annotated[Path | None, typer.Option(help="The reference translations, labels, numbers or tags.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text for a language model to predict.")] = None,
     pairs: Annotated[
         bool,
         typer.Option(
-            "--pairs", help="A source is two texts, with a tab between them.", show_default="as the model has learnt"
+            "--pairs", help="A source line holds two texts with a tab between them.", show_default="as in training"
         ),
     ] = False,
-    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
     window: Annotated[
         int | None,
-        typer.Option(help="Tokens a language model reads at once.", min=1, show_default="what it has learnt to"),
+        typer.Option(help="Sliding window: tokens per pass.", min=1, show_default="as in training"),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="Tokens by which the window moves on.", min=1, show_default="half of the window"),
+        typer.Option(help="Tokens by which the sliding window moves.", min=1, show_default="half of the window"),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves and alignments.")] = None,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Judge a model: BLEU and chrF with signatures, exact match, loss, perplexity and bits per byte.
+    """Evaluate a model: BLEU and chrF with signatures, exact match, loss, perplexity and bits per byte.
 
-    Of a classifier: accuracy, macro F1 and Matthews' correlation, or Pearson's and Spearman's of numbers.
-    Without files: on the test text of its own recipe.
+    For a classifier: accuracy, macro F1 and Matthews' correlation; for regression: Pearson and Spearman correlation.
+    Without files it uses the test text of the model's own recipe.
 
     Example: regard evaluate runs/de-en --source test.de --reference test.en
     """
     from dataclasses import replace
 
     from regard.evaluation.evaluate import Evaluation, plot_by_length
-    from regard.evaluation.evaluate import evaluate as judge
+    from regard.evaluation.evaluate import evaluate as evaluate_model
 
     corpus = _corpus("evaluate", model, source, reference, text)
-    if source is not None and (pairs or learnt_pairs(model)):
-        corpus = replace(corpus, joined=True)
-    loaded = load_model(model, device, threads)
+    if source is not None and (pairs or trained_on_pairs(model)):
+        corpus = replace(corpus, paired_sources=True)
+    loaded = load_model(model, device, threads, parts)
     options = loaded.defaults()
     options = options if beam is None else replace(options, beam=beam)
     with progress(len(corpus), "evaluating", least=1) as advance:
-        found = judge(loaded, corpus, options, window=window, stride=stride, progress=advance)
-    _say(found, as_json)
+        found = evaluate_model(loaded, corpus, options, window=window, stride=stride, progress=advance)
+    _print(found, as_json)
     if not isinstance(found, Evaluation):
         if plot is not None or report is not None:
-            raise InputError("there are no translations to draw (--plot, --report). Evaluate a translator on pairs.")
+            raise InputError("only translations can be plotted (--plot, --report). Evaluate a translator on pairs.")
         return
     if plot is not None:
         plot_by_length(found, plot)
@@ -77,48 +88,59 @@ def evaluate(
     if report is not None:
         import torch
 
-        from regard.evaluation.report import telling, write_report
+        from regard.evaluation.report import sample_lines, write_report
 
-        looks = [(found.sources[place], loaded.look(found.sources[place])) for place in telling(found.sources)]
+        looks = [(found.sources[line], loaded.look(found.sources[line])) for line in sample_lines(found.sources)]
         metrics = model / "metrics.jsonl"
         note = f"regard {' '.join(sys.argv[1:])}, with {torch.get_num_threads()} threads on {loaded.device}."
         write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks, note=note)
-        typer.echo(f"{report} is the report.", err=True)
+        typer.echo(f"The report is in {report}.", err=True)
 
 
 def compare(
     models: Annotated[list[Path], typer.Argument(help="Model folders, two or more.", show_default=False)],
     source: Annotated[Path | None, typer.Option(help="Lines to translate.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="Their right translations.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text to predict.")] = None,
-    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="each model's")] = None,
+    reference: Annotated[Path | None, typer.Option(help="The reference translations.")] = None,
+    text: Annotated[Path | None, typer.Option(help="A text for a language model to predict.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="each model's")] = None,
     metric: Annotated[
         str | None,
-        typer.Option(help="Show exact, bleu or chrf by length.", show_default="exact if a model gets half right"),
+        typer.Option(
+            help="The metric by length: exact, bleu or chrf.", show_default="exact if a model gets half right"
+        ),
     ] = None,
     unit: Annotated[str, typer.Option(help="Count source lengths in words or characters.")] = "words",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report with charts and alignments.")] = None,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Compare models on one text: quality with significance, by length too, size, speed and memory.
 
-    The others are held against the first. Without files: on the test text of its own recipe.
+    The first model is the baseline. Without files it uses the test text of the first model's recipe.
 
     Example: regard compare runs/transformer runs/small --source test.de --reference test.en --report compare.html
     """
-    from regard.evaluation.compare import compare as judge
-    from regard.evaluation.compare import distinct_names, look_at, plot_comparison
+    from regard.evaluation.compare import attention_samples, distinct_names, plot_comparison
+    from regard.evaluation.compare import compare as compare_models
 
     distinct_names(models)
     corpus = _corpus("compare", models[0], source, reference, text)
     with progress(len(models) * len(corpus), "comparing", least=1) as advance:
-        found = judge(
-            models, corpus, metric=metric, unit=unit, beam=beam, device=device, threads=threads, progress=advance
+        found = compare_models(
+            models,
+            corpus,
+            metric=metric,
+            unit=unit,
+            beam=beam,
+            device=device,
+            threads=threads,
+            parts=parts,
+            progress=advance,
         )
-    _say(found, as_json)
+    _print(found, as_json)
     if plot is not None:
         plot_comparison(found, plot)
         typer.echo(f"{plot} shows quality by source length.", err=True)
@@ -126,56 +148,62 @@ def compare(
         from regard.evaluation.compare_report import write_comparison
 
         use_threads(threads)
-        write_comparison(report, found, look_at(found, device=device), note=f"regard {' '.join(sys.argv[1:])}")
-        typer.echo(f"{report} is the report.", err=True)
+        write_comparison(
+            report,
+            found,
+            attention_samples(found, device=device, parts=own_parts(parts)),
+            note=f"regard {' '.join(sys.argv[1:])}",
+        )
+        typer.echo(f"The report is in {report}.", err=True)
 
 
 def check(
     model: ModelFolder,
-    source: Annotated[Path | None, typer.Option(help="Lines to read, for a translator; the first 32 are.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Lines to read, for any other model; the first 32 are.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the tokens that are drawn besides.", min=0)] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object a law.")] = False,
+    source: Annotated[Path | None, typer.Option(help="Lines for a translator to read; the first 32 count.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Lines for any other model to read; the first 32 count.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per law.")] = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Prove the laws on a model: memory, batches, padding and looking change nothing; ends with 1 when one is broken.
+    """Check a model against the laws: memory, batches, padding and looking change nothing; exit code 1 if one breaks.
 
     Example: regard check runs/de-en --source test.de
     """
     from regard.data.read.corpus import read_lines
-    from regard.evaluation.check import check as prove
+    from regard.evaluation.check import check_laws
 
-    loaded = load_model(model, device, threads)
+    loaded = load_model(model, device, threads, parts)
     translates = loaded.network.encoder is not None and loaded.network.decoder is not None
     lines, stray, option = (source, text, "--source") if translates else (text, source, "--text")
     if stray is not None:
         raise InputError(
             f"this model {'translates' if translates else 'reads one text'} (regard check). Give {option}."
         )
-    found = []
-    for finding in prove(loaded, None if lines is None else read_lines(lines), seed=seed):
-        typer.echo(json_text(finding.to_json()) if as_json else finding.text())
-        found.append(finding)
-    counts = Counter(finding.verdict for finding in found)
+    results = []
+    for result in check_laws(loaded, None if lines is None else read_lines(lines), seed=seed):
+        typer.echo(json_text(result.to_json()) if as_json else result.text())
+        results.append(result)
+    counts = Counter(result.verdict for result in results)
     if counts["BROKEN"]:
-        names = ", ".join(finding.law for finding in found if finding.verdict == "BROKEN")
+        names = ", ".join(result.law for result in results if result.verdict == "BROKEN")
         raise RunFailed(
             f"{counts['BROKEN']} of {counts['BROKEN'] + counts['holds']} laws are broken ({model}): {names}. "
-            "Do not rely on it; try --device cpu, and report it if that is no better."
+            "Do not rely on this model; try --device cpu, and report it if that does not help."
         )
     if not as_json:
         drift = f", {counts['drifts']} drift as published chunks do" if counts["drifts"] else ""
         typer.echo(f"All {counts['holds']} laws hold that apply ({counts['skipped']} skipped{drift}).")
 
 
-def _say(found: Evaluation | AnswerEvaluation | Comparison, as_json: bool) -> None:
-    """Print what was found, for a person or for a program."""
+def _print(found: Evaluation | LabelEvaluation | Comparison, as_json: bool) -> None:
+    """Print a result as text or as JSON."""
     typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found.text())
 
 
 def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:
-    """The files that were named, or the test text of the model's own recipe."""
+    """The files that the user named, or the test text of the model's own recipe."""
     from regard.data.read.corpus import read_corpus, read_pairs
 
     if text is not None:
@@ -195,5 +223,5 @@ def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None,
 
     corpus = read_recipe(recipe).text.read("test")
     if corpus is None:
-        raise InputError(f"{recipe} names no test text. Say --source F --reference F, or --text F.")
+        raise InputError(f"{recipe} names no test text. Give --source F --reference F, or --text F.")
     return corpus

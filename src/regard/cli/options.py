@@ -1,4 +1,4 @@
-"""What several verbs share: options, and lines in and out."""
+"""Options that several verbs share, and reading and writing lines."""
 
 from __future__ import annotations
 
@@ -22,49 +22,61 @@ if TYPE_CHECKING:
 
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int | None, typer.Option(help="Processor threads to use.", min=1, show_default="all")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, show_default="all")]
+Parts = Annotated[
+    Path | None, typer.Option(help="A Python file with parts of your own, which is run.", show_default=False)
+]
 
-_CHUNK = 2048
+_CHUNK = 2048  # lines
 
 
 def use_threads(threads: int | None) -> None:
-    """Limit torch to so many threads."""
+    """Limit torch to this many threads."""
     import torch
 
     if threads is not None:
         torch.set_num_threads(threads)
 
 
-def load_model(folder: Path, device: str, threads: int | None) -> LoadedModel:
-    """The model of a folder, on a device."""
+def load_model(folder: Path, device: str, threads: int | None, parts: Path | None = None) -> LoadedModel:
+    """Load a model folder onto a device."""
     from regard.api import load
 
     use_threads(threads)
-    return load(folder, device=device)
+    return load(folder, device=device, parts=own_parts(parts))
+
+
+def own_parts(path: Path | None) -> tuple[type, ...]:
+    """The parts in a file that the user named; none without a file."""
+    if path is None:
+        return ()
+    from regard.config.recipe import read_parts
+
+    return read_parts(path)
 
 
 def input_lines() -> Iterator[list[str]]:
-    """Standard input in chunks of lines, cut at newlines only."""
-    from regard.data.read.files import STANDARD_INPUT, decode_line, refuse_foreign
+    """Standard input in chunks of lines, split at newlines only."""
+    from regard.data.read.files import STANDARD_INPUT, decode_line, refuse_utf16_and_gzip
 
     stream: BinaryIO = sys.stdin.buffer
     number = 0
     while chunk := list(islice(stream, _CHUNK)):
         if not number:
-            refuse_foreign(STANDARD_INPUT, chunk[0][:2])
+            refuse_utf16_and_gzip(STANDARD_INPUT, chunk[0][:2])
             chunk[0] = chunk[0].removeprefix(codecs.BOM_UTF8)
         yield [decode_line(line.removesuffix(b"\n"), STANDARD_INPUT, number + i) for i, line in enumerate(chunk, 1)]
         number += len(chunk)
 
 
 def json_text(row: dict[str, object]) -> str:
-    """A row as a line of JSON; half a character pair, which no text can hold, stays escaped."""
+    """A row as a line of JSON; an unpaired surrogate, which UTF-8 cannot hold, stays escaped."""
     text = json.dumps(row, ensure_ascii=False)
     return text if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(row)
 
 
 def json_line(line: str) -> dict[str, Any]:
-    """A line of JSON with its text under "text", or a plain line; what else it holds is passed through."""
+    """A JSON object with its text under "text", or a plain line; other keys are passed through."""
     if not line.lstrip().startswith("{"):
         return {"text": line}
     try:
@@ -80,15 +92,13 @@ def two_columns(line: str, number: int) -> tuple[str, str]:
     """The two texts of a line, with a tab between them."""
     first, tab, second = line.partition("\t")
     if not tab:
-        raise InputError(
-            f"line {number:,} is one text, this takes two (standard input). Write both in a line, a tab between them."
-        )
+        raise InputError(f"line {number:,} holds one text, two are needed (standard input). Put a tab between them.")
     return first, second
 
 
 @contextmanager
 def progress(total: int, what: str, least: int = 2) -> Iterator[Progress]:
-    """A bar on a terminal, nothing in a pipe, nor for fewer than so many."""
+    """A progress bar on a terminal; none in a pipe, nor for fewer than `least` items."""
     if not sys.stderr.isatty() or total < least:
         yield lambda done: None
         return

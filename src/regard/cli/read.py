@@ -1,4 +1,4 @@
-"""The verbs that read texts: fill, embed, classify and score."""
+"""The verbs fill, embed, classify and score."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from regard.cli.options import (
     Device,
     ModelFolder,
+    Parts,
     Threads,
     input_lines,
     json_line,
@@ -25,9 +26,9 @@ from regard.cli.options import (
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.decode.classify import Said
-    from regard.decode.fill import Choice, Filled
-    from regard.decode.score import Scored
+    from regard.decode.classify import Prediction
+    from regard.decode.fill import Fill, FilledText
+    from regard.decode.score import TextScore
 
 
 Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
@@ -37,21 +38,22 @@ Row = dict[str, Any]
 def fill(
     model: ModelFolder,
     text: Annotated[
-        str | None, typer.Argument(help="A text with [MASK] where a word is missing.", show_default="standard input")
+        str | None, typer.Argument(help="A text with [MASK] for each missing token.", show_default="standard input")
     ] = None,
-    top: Annotated[int, typer.Option(help="Say so many choices for each gap.", min=1)] = 5,
+    top: Annotated[int, typer.Option(help="Candidates to print per mask.", min=1)] = 5,
     as_json: Json = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Say the words that are missing from a text.
+    """Fill in masked tokens, or the spans of a T5 model.
 
-    A gap is [MASK], <mask>, or <extra_id_0>, <extra_id_1>, ... for models that say spans. Of a text that is given,
-    the choices are printed with their probabilities; of standard input, the filled text, line by line.
+    A mask is [MASK], <mask>, or <extra_id_0>, <extra_id_1>, ... for span corruption. For a text argument the candidates
+    are printed with their probabilities; for standard input the filled text, line by line.
 
     Example: regard fill runs/bert "The [MASK] sat on the mat."
     """
-    loaded = load_model(model, device, threads)
+    loaded = load_model(model, device, threads, parts)
     if text is not None:
         filled = loaded.fill(text, top=top)
         typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
@@ -65,28 +67,31 @@ def fill(
 def embed(
     model: ModelFolder,
     pool: Annotated[
-        str | None, typer.Option(help="mean, first, last or max over the tokens.", show_default="the model's, or mean")
+        str | None,
+        typer.Option(help="Pooling over tokens: mean, first, last or max.", show_default="the model's, or mean"),
     ] = None,
     layer: Annotated[
-        str | None, typer.Option(help="A layer, 0 is the embedding; mix: the mean of all.", show_default="the last")
+        str | None,
+        typer.Option(help="Layer number, 0 is the embedding; mix is the mean of all.", show_default="the last"),
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="A vector for each token, as .npz.")] = False,
-    normalised: Annotated[bool, typer.Option("--normalised", help="Make every vector 1 long.")] = False,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Write one vector per token, as .npz.")] = False,
+    normalised: Annotated[bool, typer.Option("--normalised", help="Scale every vector to length 1.")] = False,
     as_json: Json = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Write a vector for each line of standard input, as numpy's .npy.
+    """Write one vector per line of standard input, as a numpy .npy file.
 
-    With --tokens an .npz: "vectors" and "tokens" of all lines; those of line i are from starts[i] to starts[i + 1].
+    With --tokens an .npz file: "vectors" and "tokens" of all lines; line i has those from starts[i] to starts[i + 1].
 
     Example: regard embed runs/bert < sentences.txt > vectors.npy
     """
     import numpy as np
 
     if sys.stdout.isatty() and not as_json:
-        raise InputError("vectors are no text for a terminal (regard embed). Write > vectors.npy, or say --json.")
-    loaded = load_model(model, device, threads)
+        raise InputError("vectors cannot be printed to a terminal (regard embed). Add > vectors.npy, or --json.")
+    loaded = load_model(model, device, threads, parts)
     chosen = _layer(layer)
     whole = [np.zeros((0, loaded.description.vector_width), dtype=np.float32)]
     names: list[str] = []
@@ -125,25 +130,26 @@ def classify(
     model: ModelFolder,
     pairs: Annotated[
         bool,
-        typer.Option(
-            "--pairs", help="A line is two texts, with a tab between them.", show_default="as the model has learnt"
-        ),
+        typer.Option("--pairs", help="A line holds two texts with a tab between them.", show_default="as in training"),
     ] = False,
     as_json: Json = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Say what a model makes of each line of standard input: a label, a number, or a tag for every word.
+    """Predict a label, a number, or a tag per word for each line of standard input.
 
-    With --json the probability of every label is said too.
+    With --json the probability of every label is printed too.
 
     Example: regard classify runs/reviews < reviews.txt
     """
-    loaded = load_model(model, device, threads)
-    paired = pairs or learnt_pairs(model)
+    loaded = load_model(model, device, threads, parts)
+    paired = pairs or trained_on_pairs(model)
     done = 0
     for rows in _chunks(as_json):
-        texts = [two_columns(row["text"], done + place) if paired else row["text"] for place, row in enumerate(rows, 1)]
+        texts = [
+            two_columns(row["text"], done + number) if paired else row["text"] for number, row in enumerate(rows, 1)
+        ]
         with progress(len(texts), "classifying") as advance:
             found = loaded.classify(texts, progress=advance)
         _write(
@@ -155,25 +161,28 @@ def classify(
 def score(
     model: ModelFolder,
     per_token: Annotated[
-        bool, typer.Option("--per-token", help="Say that of each token too, as 'token number', between tabs.")
+        bool,
+        typer.Option(
+            "--per-token", help="Print the log-probability of each token too, as 'token number', between tabs."
+        ),
     ] = False,
     as_json: Json = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Say the log-probability of each line of standard input, in nats; for a translator, of source, tab, target.
+    """Print the log-probability of each line of standard input, in nats; a translator reads source, tab, target.
 
-    A language model's texts count from their begin to their end. A model that fills in masks hides one token after the
-    other; the sum is a pseudo-log-likelihood.
+    A masked language model masks one token at a time; the sum is a pseudo-log-likelihood (Salazar 2020).
 
     Example: regard score runs/python < lines.py
     """
-    loaded = load_model(model, device, threads)
+    loaded = load_model(model, device, threads, parts)
     paired = loaded.network.encoder is not None and loaded.network.decoder is not None
     done = 0
     for rows in _chunks(as_json):
         texts = [row["text"] for row in rows]
-        columns = [two_columns(text, done + place) for place, text in enumerate(texts, 1)] if paired else []
+        columns = [two_columns(text, done + number) for number, text in enumerate(texts, 1)] if paired else []
         with progress(len(texts), "scoring") as advance:
             sides = ([one for one, _ in columns], [two for _, two in columns]) if paired else (texts, None)
             found = loaded.scores(*sides, progress=advance)
@@ -181,8 +190,8 @@ def score(
         done += len(rows)
 
 
-def learnt_pairs(folder: Path) -> bool:
-    """Whether a model has learnt from pairs of texts with an answer each, as its recipe has it."""
+def trained_on_pairs(folder: Path) -> bool:
+    """Whether the recipe of a model trains on labelled pairs of texts."""
     recipe = folder / "recipe.toml"
     if not recipe.is_file():
         return False
@@ -192,7 +201,7 @@ def learnt_pairs(folder: Path) -> bool:
 
 
 def _chunks(as_json: bool) -> Iterator[list[Row]]:
-    """Standard input as rows that hold their text."""
+    """Standard input as rows with their text."""
     for lines in input_lines():
         yield [json_line(line) for line in lines] if as_json else [{"text": line} for line in lines]
 
@@ -203,20 +212,20 @@ def _write(lines: Iterator[str]) -> None:
 
 
 def _one_line(text: str) -> str:
-    """Line i of the output belongs to line i of the input, whatever the model said."""
+    """Line i of the output belongs to line i of the input, so line breaks become spaces."""
     return text.replace("\n", " ")
 
 
-def _filled(filled: Filled) -> Row:
+def _filled(filled: FilledText) -> Row:
     return {"filled": filled.text, "masks": [[_choice(choice) for choice in some] for some in filled.masks]}
 
 
-def _choice(choice: Choice) -> Row:
+def _choice(choice: Fill) -> Row:
     return {"text": choice.text, "tokens": choice.tokens, "probability": choice.probability}
 
 
-def _choices(filled: Filled) -> str:
-    """The filled text, and below it the choices for each gap."""
+def _choices(filled: FilledText) -> str:
+    """The filled text, and below it the candidates per mask."""
     lines = [_one_line(filled.text)]
     for some in filled.masks:
         lines += ["", *(f"{choice.probability:.4f}  {_one_line(choice.text)}" for choice in some)]
@@ -232,25 +241,25 @@ def _layer(name: str | None) -> Any:
         raise InputError(f'"{name}" is no layer (--layer). Use a number, or mix for the mean of all.') from None
 
 
-def _said(said: Said) -> Row:
+def _said(said: Prediction) -> Row:
     """What was said of a text, for JSON."""
-    from regard.decode.classify import Labelled, Tagged
+    from regard.decode.classify import LabelPrediction, TagPrediction
 
-    if isinstance(said, Labelled):
+    if isinstance(said, LabelPrediction):
         return {"label": said.label, "probabilities": said.probabilities}
-    return {"words": said.words} if isinstance(said, Tagged) else {"number": said.number}
+    return {"words": said.words} if isinstance(said, TagPrediction) else {"number": said.number}
 
 
-def _said_line(said: Said) -> str:
+def _said_line(said: Prediction) -> str:
     """What was said of a text, in one line."""
-    from regard.decode.classify import Labelled, Tagged
+    from regard.decode.classify import LabelPrediction, TagPrediction
 
-    if isinstance(said, Labelled):
+    if isinstance(said, LabelPrediction):
         return _one_line(said.label)
-    return " ".join(said.tags) if isinstance(said, Tagged) else f"{said.number:.6g}"
+    return " ".join(said.tags) if isinstance(said, TagPrediction) else f"{said.number:.6g}"
 
 
-def _scored(row: Row | None, scored: Scored, per_token: bool) -> str:
+def _scored(row: Row | None, scored: TextScore, per_token: bool) -> str:
     if row is None:
         cells = [f"{text} {value:.4f}" for text, value in scored.tokens] if per_token else []
         return "\t".join([f"{scored.total:.4f}", *cells])

@@ -1,4 +1,4 @@
-"""The verb that shows."""
+"""The verb show."""
 
 from __future__ import annotations
 
@@ -9,44 +9,55 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.options import Device, ModelFolder, Threads, input_lines, load_model, progress, use_threads
+from regard.cli.options import (
+    Device,
+    ModelFolder,
+    Parts,
+    Threads,
+    input_lines,
+    load_model,
+    own_parts,
+    progress,
+    use_threads,
+)
 from regard.errors import InputError
 
-_LONG = 2_000  # tokens read by a head, from which on a bar shows how far it is
-_PATIENCE = 0.5  # seconds for an answer that is being worked out when someone says stop
+_LONG = 2_000  # tokens per head, from which on a progress bar shows
+_GRACE = 0.5  # seconds to finish a request after Ctrl-C
 
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
-    from regard.show.payload import Shown
-    from regard.show.server import Again
+    from regard.show.payload import TracePage
+    from regard.show.server import TraceText
 
 
 def show(
     model: ModelFolder,
-    text: Annotated[str, typer.Argument(help="What the model reads; - reads standard input.", show_default=False)],
+    text: Annotated[str, typer.Argument(help="The input text; - reads standard input.", show_default=False)],
     target: Annotated[
-        str | None, typer.Option(help="What it says, or how the text goes on; else its own words.")
+        str | None, typer.Option(help="The target or continuation to show; by default the model generates it.")
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="The page to write: one file that needs no network.", show_default="a local port"),
+        typer.Option(help="Write the page to this file; it works offline.", show_default="a local server"),
     ] = None,
-    against: Annotated[list[Path] | None, typer.Option(help="Another model to compare; may be given again.")] = None,
+    against: Annotated[list[Path] | None, typer.Option(help="Another model to compare with; can be repeated.")] = None,
     checkpoints: Annotated[
         bool, typer.Option("--checkpoints", help="Show every checkpoint of the model's run, with a time slider.")
     ] = False,
     layers: Annotated[
-        list[str] | None, typer.Option(help='Only these, like "decoder.*.cross"; may be given again.')
+        list[str] | None, typer.Option(help='Only these layers, like "decoder.*.cross"; can be repeated.')
     ] = None,
-    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
-    length: Annotated[int, typer.Option(help="Language models: tokens to go on by itself.", min=0)] = 0,
+    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
+    length: Annotated[int, typer.Option(help="Language models: number of tokens to generate.", min=0)] = 0,
     port: Annotated[int, typer.Option(help="Without --out: the local port.", show_default="a free one")] = 0,
     browser: Annotated[bool, typer.Option(help="Without --out: open a browser.")] = True,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Show what every layer and head attends to: as a page on a local port, or as one file that needs no network.
+    """Show the attention of every layer and head: on a local web page, or as one offline HTML file.
 
     Example: regard show runs/dates "15. März 2024" --out page.html
     """
@@ -58,18 +69,18 @@ def show(
         raise InputError(f"{out} is a folder (--out). Name a file in it, like {out / 'page.html'}.")
     if checkpoints and against:
         raise InputError("checkpoints of one run and other models cannot share a page. Leave out --against.")
-    models = _models(model, against or [], checkpoints, device, threads)
+    models = _models(model, against or [], checkpoints, device, threads, parts)
 
-    def again(text: str, target: str | None) -> Shown:
+    def trace_text(text: str, target: str | None) -> TracePage:
         return _seen(models, text, target, layers, beam, length, slider=checkpoints)
 
-    shown = again(text, target)
+    shown = trace_text(text, target)
     if out is None:
-        _serve(shown, again, port, browser)
+        _serve(shown, trace_text, port, browser)
         return
-    with progress(shown.effort, "looking", least=_LONG) as done:
+    with progress(shown.work, "looking", least=_LONG) as done:
         shown.save(out, progress=done)
-    counts = [len(seen.weights) for _, seen in shown.looks]
+    counts = [len(trace.weights) for _, trace in shown.traces]
     layers_of = " and ".join(str(count) for count in sorted(set(counts)))
     seen_of = f"{layers_of} attention layer{'s' * (max(counts) > 1)}"
     each = f" of each of {len(counts)} models" if len(counts) > 1 else ""
@@ -77,21 +88,21 @@ def show(
 
 
 def _models(
-    folder: Path, against: list[Path], checkpoints: bool, device: str, threads: int | None
+    folder: Path, against: list[Path], checkpoints: bool, device: str, threads: int | None, parts: Path | None
 ) -> dict[str, LoadedModel]:
-    """By what each is called on the page."""
+    """The models by their labels on the page."""
     folders = [folder, *against]
     if not checkpoints:
         if len(set(folders)) < len(folders):
             raise InputError("a model is compared with itself (--against). Name another.")
-        return {str(name): load_model(name, device, threads) for name in folders}
+        return {str(name): load_model(name, device, threads, parts) for name in folders}
     from regard.api import load, steps
 
     use_threads(threads)
-    found = steps(folder)
+    found, own = steps(folder), own_parts(parts)
     if not found:
         raise InputError(f"{folder} has no checkpoints (--checkpoints). Train with train.keep to keep some.")
-    return {f"step {step:,}": load(folder, device=device, step=step) for step in found}
+    return {f"step {step:,}": load(folder, device=device, step=step, parts=own) for step in found}
 
 
 def _seen(
@@ -103,42 +114,42 @@ def _seen(
     length: int,
     *,
     slider: bool,
-) -> Shown:
-    """What all models attend to. Checkpoints all say what the last of them would say, so that they can be compared."""
-    from regard.api import beside
+) -> TracePage:
+    """The attention of all models. All checkpoints get the target that the last one generates, so that they compare."""
+    from regard.api import side_by_side
 
     last = list(models.values())[-1].network
     if slider and target is None and last.decoder is not None:
-        target, length = _words(list(models.values())[-1], text, beam, length), 0
+        target, length = _generated(list(models.values())[-1], text, beam, length), 0
     found = [model.look(text, target, layers or "*", beam=beam, length=length) for model in models.values()]
-    return beside(*found, labels=list(models), slider=slider)
+    return side_by_side(*found, labels=list(models), slider=slider)
 
 
-def _words(model: LoadedModel, text: str, beam: int | None, length: int) -> str | None:
-    """What a model says by itself."""
+def _generated(model: LoadedModel, text: str, beam: int | None, length: int) -> str | None:
+    """The translation or continuation that the model generates."""
     if model.network.encoder is not None:
         return model.translate(text, beam=beam)
     return model.generate(text, max_tokens=length, temperature=0.0) if length else None
 
 
-def _serve(shown: Shown, again: Again, port: int, browser: bool) -> None:
-    """Answer until someone says stop."""
+def _serve(shown: TracePage, trace_text: TraceText, port: int, browser: bool) -> None:
+    """Serve the page until Ctrl-C."""
     import webbrowser
 
-    from regard.show.server import Live
+    from regard.show.server import PageServer
 
-    with Live(shown, again, port) as live:
-        typer.echo(f"The page is at {live.address} (Ctrl-C ends it).")
+    with PageServer(shown, trace_text, port) as server:
+        typer.echo(f"The page is at {server.address} (Ctrl-C ends it).")
         sys.stdout.flush()
         if browser:
-            webbrowser.open(live.address)
+            webbrowser.open(server.address)
         try:
-            live.serve_forever()
+            server.serve_forever()
         except KeyboardInterrupt:
             try:
-                idle = live.one_at_a_time.acquire(timeout=_PATIENCE)
+                idle = server.lock.acquire(timeout=_GRACE)
             except KeyboardInterrupt:
                 idle = False
             if not idle:
-                os._exit(130)  # an answer is being worked out, and a thread inside torch brings the interpreter down
+                os._exit(130)  # a request is running, and a thread inside torch would crash the interpreter at exit
             raise

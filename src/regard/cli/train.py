@@ -1,4 +1,4 @@
-"""The verbs that make models."""
+"""The verbs train, plan, init and convert."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import Device, Threads, json_text, use_threads
+from regard.cli.options import Device, Parts, Threads, json_text, own_parts, use_threads
 from regard.errors import InputError
 
 
@@ -20,15 +20,17 @@ def train(
         list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The model's folder; a run found there goes on.", show_default="runs/RECIPE")
+        Path | None, typer.Option(help="The model folder; a run found there resumes.", show_default="runs/RECIPE")
     ] = None,
     new_data: Annotated[
-        bool, typer.Option("--new-data", help="Go on although the text has changed, from its beginning.")
+        bool,
+        typer.Option("--new-data", help="Resume although the text has changed; start the new text from its beginning."),
     ] = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Train a model, or go on with what the folder holds. Without a recipe: list those that are built in.
+    """Train a model, or resume the run in the folder. Without a recipe: list the built-in recipes.
 
     Example: regard train dates --set train.steps=500 --out runs/dates
     """
@@ -43,8 +45,16 @@ def train(
 
     use_threads(threads)
     folder = out or Path("runs") / Path(recipe).stem
-    train_recipe(recipe, folder, settings=settings or (), device=device, watcher=watcher(), new_data=new_data)
-    if os.environ.get("RANK", "0") == "0":  # one of the processes speaks for all
+    train_recipe(
+        recipe,
+        folder,
+        settings=settings or (),
+        device=device,
+        watcher=watcher(),
+        new_data=new_data,
+        parts=own_parts(parts),
+    )
+    if os.environ.get("RANK", "0") == "0":  # rank 0 prints for all processes
         typer.echo(f"{folder} is ready.")
 
 
@@ -54,28 +64,29 @@ def plan(
         list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Say what a training would take, before any: parameters, memory, speed and time, and what to change if it is much.
+    """Estimate parameters, memory, speed and time before training, and what to change if it does not fit.
 
-    Takes some steps with a network that is thrown away; writes nothing but the cache.
+    It trains a throw-away network for some steps, and writes nothing but the cache.
 
     Example: regard plan recipe.toml --set train.batch_tokens=16384
     """
     from regard.config.recipe import read_recipe
-    from regard.evaluation.plan import plan as foresee
+    from regard.evaluation.plan import plan as estimate
     from regard.models.device import choose_device
 
     use_threads(threads)
-    found = foresee(read_recipe(recipe, settings or ()), choose_device(device))
+    found = estimate(read_recipe(recipe, settings or (), own_parts(parts)), choose_device(device))
     typer.echo(json_text(found.to_json()) if as_json else found.text())
 
 
 def init(
     files: Annotated[
         list[Path],
-        typer.Argument(help="One text, two whose lines belong together, or lines with a label.", show_default=False),
+        typer.Argument(help="One text, two parallel texts, or lines with a label.", show_default=False),
     ],
 ) -> None:
     """Write a commented recipe for your own files.
@@ -95,17 +106,17 @@ def convert(
     target: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
     to: Annotated[str, typer.Option(help="huggingface or regard.")] = "huggingface",
     allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Read pytorch_model.bin, in a process of its own.")
+        bool, typer.Option("--allow-pickle", help="Read the weights of pytorch_model.bin in a separate process.")
     ] = False,
 ) -> None:
-    """Write a model folder as Hugging Face's library reads it, or as regard's own.
+    """Convert a model folder to the Hugging Face format, or to regard's own.
 
     Example: regard convert runs/dates published/dates
     """
     if to not in _KINDS:
-        raise InputError(f'no folder of kind "{to}" (--to). Use {" or ".join(_KINDS)}.')
-    from regard.store.convert import convert as exchange
+        raise InputError(f'no format is called "{to}" (--to). Use {" or ".join(_KINDS)}.')
+    from regard.store.convert import convert as convert_folder
 
-    loaded = exchange(source, target, "regard" if to == "regard" else "huggingface", pickles=allow_pickle)
+    loaded = convert_folder(source, target, "regard" if to == "regard" else "huggingface", pickles=allow_pickle)
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
     typer.echo(f"{target}: {count:,} parameters", err=True)

@@ -1,4 +1,4 @@
-"""The verbs that speak."""
+"""The verbs translate and generate."""
 
 from __future__ import annotations
 
@@ -13,56 +13,72 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Device, ModelFolder, Threads, input_lines, json_line, json_text, load_model, progress
+from regard.cli.options import (
+    Device,
+    ModelFolder,
+    Parts,
+    Threads,
+    input_lines,
+    json_line,
+    json_text,
+    load_model,
+    progress,
+)
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.decode.generate import Answer
+    from regard.decode.generate import GeneratedText
     from regard.decode.options import Options
 
 
 def translate(
     model: ModelFolder,
-    beam: Annotated[int | None, typer.Option(help="Beams; 1 is greedy.", show_default="the model's")] = None,
-    n_best: Annotated[int, typer.Option(help="Say the best n, as 'line ||| text ||| score'.")] = 1,
+    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
+    n_best: Annotated[int, typer.Option(help="Print the n best, as 'line ||| text ||| score'.")] = 1,
     length_penalty: Annotated[
-        float | None, typer.Option(help="Favours long answers.", show_default="the model's")
+        float | None,
+        typer.Option(help="Length penalty; larger values favour long translations.", show_default="the model's"),
     ] = None,
-    coverage_penalty: Annotated[float, typer.Option(help="Punishes source words nobody attended to.")] = 0.0,
+    coverage_penalty: Annotated[
+        float, typer.Option(help="Coverage penalty for source tokens that get no attention.")
+    ] = 0.0,
     max_tokens: Annotated[
-        int | None, typer.Option(help="The longest answer.", show_default="the model's, or 2 x source + 50")
+        int | None, typer.Option(help="Maximum number of tokens.", show_default="the model's, or 2 x source + 50")
     ] = None,
     min_tokens: Annotated[
-        int | None, typer.Option(help="The shortest answer.", show_default="the model's, or 0")
+        int | None, typer.Option(help="Minimum number of tokens.", show_default="the model's, or 0")
     ] = None,
     no_repeat_ngram: Annotated[
         int | None,
-        typer.Option(help="Never say a run of so many tokens twice; 0 is off.", show_default="the model's, or 0"),
+        typer.Option(help="Repeat no n-gram of this size; 0 is off.", show_default="the model's, or 0"),
     ] = None,
     repetition_penalty: Annotated[
-        float | None, typer.Option(help="Above 1: shuns tokens already said.", show_default="the model's, or 1")
+        float | None, typer.Option(help="Above 1: makes repeated tokens less likely.", show_default="the model's, or 1")
     ] = None,
-    prefix: Annotated[str | None, typer.Option(help="Begin every answer with this.")] = None,
+    prefix: Annotated[str | None, typer.Option(help="Start every translation with this text.")] = None,
     alignment: Annotated[
-        bool, typer.Option("--alignment", help="Say which words belong together, as 'text ||| 0-0 1-2'.")
+        bool, typer.Option("--alignment", help="Print the word alignment, as 'text ||| 0-0 1-2'.")
     ] = False,
     replace_unknown: Annotated[
-        bool, typer.Option("--replace-unknown", help="For a word the vocabulary lacks, say the source's.")
+        bool, typer.Option("--replace-unknown", help="Replace unknown tokens by the aligned source words.")
     ] = False,
-    temperature: Annotated[float, typer.Option(help="Above 0: draw samples instead of searching.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this much.")] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    temperature: Annotated[float, typer.Option(help="Above 0: sample instead of searching.")] = 0.0,
+    top_p: Annotated[
+        float, typer.Option(help="Nucleus sampling: sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")] = False,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Translate standard input line by line; on a terminal without input, ask for lines.
+    """Translate standard input line by line; on a terminal it asks for lines.
 
     Example: regard translate runs/dates < dates.txt > iso.txt
     """
-    loaded = load_model(model, device, threads)
+    loaded = load_model(model, device, threads, parts)
     defaults = loaded.defaults()
-    said: dict[str, Any] = {
+    given: dict[str, Any] = {
         "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens,
         "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty,
     }  # fmt: skip
@@ -70,15 +86,15 @@ def translate(
         defaults,
         beam=max(n_best, defaults.beam) if beam is None else beam,
         n_best=n_best,
-        **{name: value for name, value in said.items() if value is not None},
+        **{name: value for name, value in given.items() if value is not None},
         coverage_penalty=coverage_penalty,
         temperature=temperature,
         top_p=top_p,
         seed=seed,
     )
-    speak = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
+    translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
     if sys.stdin.isatty():
-        _converse(speak, options, prefix)
+        _interactive(translations, options, prefix)
         return
     done = 0
     for lines in input_lines():
@@ -86,17 +102,17 @@ def translate(
         texts = [row["text"] for row in rows]
         with progress(len(texts), "translating") as advance:
             prefixes = None if prefix is None else [prefix] * len(texts)
-            found = speak(
-                texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance, first=done + 1
+            found = translations(
+                texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance, first_line=done + 1
             )
-        for place, (row, answers) in enumerate(zip(rows, found)):
-            sys.stdout.write(_written(row if as_json else None, done + place, answers, n_best))
+        for number, (row, answers) in enumerate(zip(rows, found)):
+            sys.stdout.write(_written(row if as_json else None, done + number, answers, n_best))
         sys.stdout.flush()
         done += len(rows)
 
 
-def _written(row: dict[str, object] | None, number: int, answers: list[Answer], n_best: int) -> str:
-    """What is printed for a line: its text, its n best in Moses' form, or a JSON object."""
+def _written(row: dict[str, object] | None, number: int, answers: list[GeneratedText], n_best: int) -> str:
+    """The output for a line: the translation, the n best in the Moses format, or a JSON object."""
     if row is not None:
         several = [_facts(answer) for answer in answers]
         more = {"n_best": several} if n_best > 1 else {}
@@ -106,21 +122,21 @@ def _written(row: dict[str, object] | None, number: int, answers: list[Answer], 
     return _one_line(answers[0]) + "\n"
 
 
-def _facts(answer: Answer) -> dict[str, object]:
-    """An answer for JSON."""
+def _facts(answer: GeneratedText) -> dict[str, object]:
+    """A translation for JSON."""
     links = {} if answer.alignment is None else {"alignment": answer.alignment}
     return {"translation": answer.text, "score": answer.score, **links}
 
 
-def _one_line(answer: Answer) -> str:
-    """Line i of the output belongs to line i of the input, whatever the model said; the alignment, if any, follows."""
-    from regard.decode.alignment import moses
+def _one_line(answer: GeneratedText) -> str:
+    """Line i of the output belongs to line i of the input; the alignment, if any, follows the text."""
+    from regard.decode.alignment import write_moses
 
     text = answer.text.replace("\n", " ")
-    return text if answer.alignment is None else f"{text} ||| {moses(answer.alignment)}"
+    return text if answer.alignment is None else f"{text} ||| {write_moses(answer.alignment)}"
 
 
-def _converse(speak: Callable[..., list[list[Answer]]], options: Options, prefix: str | None) -> None:
+def _interactive(translations: Callable[..., list[list[GeneratedText]]], options: Options, prefix: str | None) -> None:
     typer.echo("Type a line, get its translation; Ctrl-D ends.", err=True)
     while True:
         try:
@@ -129,7 +145,7 @@ def _converse(speak: Callable[..., list[list[Answer]]], options: Options, prefix
             typer.echo("", err=True)
             return
         try:
-            for answer in speak([line], options, prefixes=[prefix or ""])[0]:
+            for answer in translations([line], options, prefixes=[prefix or ""])[0]:
                 typer.echo(_one_line(answer))
         except InputError as error:
             typer.echo(f"regard: error: {error}", err=True)
@@ -139,21 +155,26 @@ def generate(
     model: ModelFolder,
     prompt: Annotated[
         str | None,
-        typer.Argument(help="The text to continue; - is standard input.", show_default="a file that is given as it"),
+        typer.Argument(help="The text to continue; - reads standard input.", show_default="redirected input"),
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option(help="How many tokens to add at most.", min=0, show_default="the model's, or 200")
+        int | None, typer.Option(help="Maximum number of new tokens.", min=0, show_default="the model's, or 200")
     ] = None,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Draw from the k likeliest tokens; 0 is all.")] = 0,
-    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens that make up this much.")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="Draw from tokens at least this fraction as likely as the best.")] = 0.0,
-    beam: Annotated[int, typer.Option(help="With temperature 0: beams.")] = 1,
-    no_repeat_ngram: Annotated[int, typer.Option(help="Never say a run of so many tokens twice; 0 is off.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: shuns tokens already said.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="A file to write: music if it ends in .mid, else the text.")] = None,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is all.")] = 0,
+    top_p: Annotated[
+        float, typer.Option(help="Nucleus sampling: sample from the most likely tokens with this total probability.")
+    ] = 1.0,
+    min_p: Annotated[
+        float, typer.Option(help="Sample from tokens at least this fraction as likely as the best.")
+    ] = 0.0,
+    beam: Annotated[int, typer.Option(help="Beam size, with temperature 0.")] = 1,
+    no_repeat_ngram: Annotated[int, typer.Option(help="Repeat no n-gram of this size; 0 is off.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: makes repeated tokens less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write to this file: MIDI if it ends in .mid, else text.")] = None,
+    parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -170,22 +191,22 @@ def generate(
         beam=beam, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         no_repeat_ngram=no_repeat_ngram, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
     )  # fmt: skip
-    loaded = load_model(model, device, threads)
+    loaded = load_model(model, device, threads, parts)
     own = loaded.defaults()
     options = replace(
-        options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, never=own.never,
-        not_first=own.not_first, last=own.last, also_end=own.also_end,
+        options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, suppress_tokens=own.suppress_tokens,
+        begin_suppress_tokens=own.begin_suppress_tokens, forced_eos=own.forced_eos, extra_eos=own.extra_eos,
     )  # fmt: skip
     text = loaded.continuations([prompt or ""], options)[0][0].text
     if out is None:
         typer.echo(text)
         return
     _save(text, out)
-    typer.echo(f"{out} is written.")
+    typer.echo(f"Wrote {out}.")
 
 
 def _redirected() -> bool:
-    """Whether standard input is a file; of a pipe nobody knows whether anything will come."""
+    """Whether standard input is a file; a pipe may never deliver anything."""
     try:
         return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
     except (OSError, ValueError, AttributeError):
@@ -193,7 +214,7 @@ def _redirected() -> bool:
 
 
 def _save(text: str, out: Path) -> None:
-    """Write a text to a file, as music where the file's name says so."""
+    """Write a text to a file, as MIDI if the file ends in .mid."""
     if out.suffix in (".mid", ".midi"):
         from regard.show.midi import save_midi
 

@@ -1,1 +1,1 @@
-"""Recipes, and how a recipe becomes a run."""
+"""Configuration: recipes, what they set up, and training runs from them."""

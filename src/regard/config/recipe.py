@@ -1,8 +1,15 @@
-"""Recipes: a short TOML file that names a function of the zoo and its arguments, a text, and how to learn it."""
+"""Recipes: TOML files with the tables [model], [text], [train] and [decode], read and checked.
+
+[model] names a function of the zoo and its arguments, a pretrained model to fine-tune (`init`), or holds the whole
+description of a model (`kind = "model"`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import inspect
+import sys
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +22,8 @@ import torch
 from regard.config.recipes import builtin_recipes
 from regard.data.draws import Split
 from regard.data.read.cache import Cache
-from regard.data.read.corpus import Corpus, behind, embedded_corpus, join_corpora, read_corpus
-from regard.data.read.files import Documents, Reading, read_text
+from regard.data.read.corpus import Corpus, concatenate_corpora, embedded_corpus, read_corpus, with_prefix
+from regard.data.read.files import Documents, ReadOptions, read_text
 from regard.data.tasks import Task
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import BPE, TokenizerKind
@@ -25,27 +32,28 @@ from regard.errors import InputError, suggest
 from regard.models import zoo
 from regard.models.model import Model
 from regard.models.readouts import Pool
-from regard.schema import call_from_dict, located, toml_value
+from regard.schema import call_from_dict, from_dict, located, toml_value
 from regard.training.settings import Training
 
 
 @dataclass(frozen=True)
-class Init:
-    """The [model] table of a run that begins with a model which has learnt before; it keeps that one's vocabulary."""
+class FineTuning:
+    """The [model] table of a fine-tuning run: a pretrained model, which keeps its tokenizer."""
 
-    init: str  # a folder
-    pool: Pool | None = None  # how a text's states become one, where the text as a whole is answered for
-    words: tuple[str, ...] = ()  # added to the vocabulary
-    max_positions: int | None = None  # how many tokens it is to read at once, if more than before
+    init: str  # the pretrained model's folder
+    pool: Pool | None = None  # how the states of a text become one vector, for a task that needs one
+    words: tuple[str, ...] = ()  # added to the vocabulary, a token each
+    max_positions: int | None = None  # more positions than the pretrained model has
 
     def __post_init__(self) -> None:
-        if len(set(self.words)) < len(self.words) or not all(word.strip() == word != "" for word in self.words):
-            raise InputError("words must be different and without space around them (model.words). Name each once.")
+        words = self.words
+        if len(set(words)) < len(words) or not all(word.strip() == word != "" for word in words):
+            raise InputError("words must differ and have no space around them (model.words). Name each once.")
 
 
 @dataclass(frozen=True)
 class Weighted:
-    """One of several corpora; each of its texts comes `weight` times an epoch, its sources behind a prefix."""
+    """One of several corpora: each of its texts occurs `weight` times per epoch, and `prefix` precedes its sources."""
 
     path: str
     weight: float = 1.0
@@ -58,21 +66,21 @@ class Weighted:
 
 @dataclass(frozen=True)
 class Text:
-    """The [text] table: files, or an embedded corpus; how it is cut into tokens; what is to be learnt of it."""
+    """The [text] table: files or an embedded corpus, its tokenizer, and the task that is trained on it."""
 
     train: str | tuple[str | Weighted, ...] | None = None
     valid: str | tuple[str | Weighted, ...] | None = None
     test: str | tuple[str | Weighted, ...] | None = None
-    folder: str | None = None  # where the files above are, if not here
+    folder: str | None = None  # of the files above; None: the current directory
     corpus: str | None = None
     documents: Documents = "file"
     fields: tuple[str, ...] | None = None
     bad_utf8: Literal["refuse", "skip"] = "refuse"
     control: Literal["refuse", "strip"] = "refuse"
-    alignment: Literal["checked", "unchecked"] = "checked"  # whether shifted pairs are looked for
+    alignment: Literal["checked", "unchecked"] = "checked"  # whether to search for shifted pairs
     tokenizer: TokenizerKind = field(default_factory=BPE)
     bpe_dropout: float = 0.0
-    transpose: int = 0  # music is learnt in other keys too, up to so many semitones away
+    transpose: int = 0  # data augmentation for music: other keys, up to this many semitones away
     task: Task | None = None
 
     def __post_init__(self) -> None:
@@ -84,31 +92,31 @@ class Text:
             raise InputError(f"transpose is 0 to 12, and for files of music; got {self.transpose} (text.transpose).")
 
     def read(self, split: Split, cache: Cache = Cache()) -> Corpus | None:  # noqa: B008 (frozen)
-        """The text of a split ("train", "valid" or "test"); None when the recipe names none."""
+        """The corpus of a split ("train", "valid" or "test"); None when the recipe names none."""
         if self.corpus is not None:
             return embedded_corpus(self.corpus, split)
         named = getattr(self, split)
         if named is None:
             return None
-        reading = Reading(self.documents, self.bad_utf8, self.control, self.fields)
+        reading = ReadOptions(self.documents, self.bad_utf8, self.control, self.fields)
         members = [
             Weighted(one) if isinstance(one, str) else one for one in ([named] if isinstance(named, str) else named)
         ]
         if not members or not all(one.path for one in members):
             raise InputError(f"text.{split} names no file (text.{split}). Name one.")
         keys = self.transpose if split == "train" else 0
-        corpora = [read_corpus(self.place(one.path), reading, cache, split=split, transpose=keys) for one in members]
-        found = [(behind(corpus, one.prefix), one.weight) for corpus, one in zip(corpora, members)]
-        return found[0][0] if len(found) == 1 and found[0][1] == 1 else join_corpora(found)
+        corpora = [read_corpus(self.path_of(one.path), reading, cache, split=split, transpose=keys) for one in members]
+        found = [(with_prefix(corpus, one.prefix), one.weight) for corpus, one in zip(corpora, members)]
+        return found[0][0] if len(found) == 1 and found[0][1] == 1 else concatenate_corpora(found)
 
-    def place(self, name: str) -> str:
-        """Where a file is."""
+    def path_of(self, name: str) -> str:
+        """The path of a file, inside `folder` if there is one."""
         return name if self.folder is None or name == "-" else str(Path(self.folder) / name)
 
 
 @dataclass(frozen=True)
 class Decode:
-    """The [decode] table: how the finished model searches when nobody says otherwise."""
+    """The [decode] table: the trained model's default decoding options."""
 
     beam: int = 5
     length_penalty: float = 0.6
@@ -122,15 +130,16 @@ class Recipe:
     """A recipe, read and checked."""
 
     name: str
-    plain: dict[str, Any]  # as the file has it, with what was set over it
-    model: Model | Init
+    tables: dict[str, Any]  # as written in the file, with all settings applied
+    model: Model | FineTuning
     text: Text
     train: Training
     decode: Decode
+    parts: tuple[type, ...] = ()  # classes of the caller's own that the tables may name
 
 
-def read_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
-    """A TOML file, or the name of a built-in recipe, with `a.b=c` settings over it."""
+def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequence[type] = ()) -> Recipe:
+    """Read a TOML file, or the built-in recipe of that name, and apply settings such as "train.steps=2000"."""
     path, known = Path(recipe), builtin_recipes()
     if str(recipe) in known and not path.is_file():
         text, name = known[str(recipe)], str(recipe)
@@ -139,58 +148,63 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = ()) -> Recipe:
     else:
         raise InputError(f'no recipe "{recipe}": no such file, and not built in. {suggest(str(recipe), known)}')
     try:
-        plain = tomllib.loads(text)
+        tables = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{recipe} is not TOML: {error}.") from None
     for setting in settings:
-        override(plain, setting)
-    return parse_recipe(plain, name=name, where=str(recipe))
+        override(tables, setting)
+    return parse_recipe(tables, name=name, where=str(recipe), parts=parts)
 
 
-def parse_recipe(plain: dict[str, Any], *, name: str, where: str) -> Recipe:
+def parse_recipe(tables: dict[str, Any], *, name: str, where: str, parts: Sequence[type] = ()) -> Recipe:
     """A recipe from its tables; every key must be known."""
-    for key, value in plain.items():
+    for key, value in tables.items():
         if key not in ("model", "text", "train", "decode"):
             known = suggest(key, ["model", "text", "train", "decode"])
             raise InputError(f'unknown table "{key}" ({where}). {known}')
         if not isinstance(value, Mapping):
             raise InputError(f"[{key}] must be a table ({where}). Set its keys, as in train.steps = 2000.")
     try:
-        plain = with_kind(plain)
+        tables = with_task_kind(tables)
         return Recipe(
             name,
-            plain,
-            model=begin_model(plain, where=f"{where}: model"),
-            text=call_from_dict(Text, plain.get("text", {}), where=f"{where}: text"),
-            train=call_from_dict(Training, plain.get("train", {}), where=f"{where}: train"),
-            decode=call_from_dict(Decode, plain.get("decode", {}), where=f"{where}: decode"),
+            tables,
+            model=read_model(tables, where=f"{where}: model", parts=parts),
+            text=call_from_dict(Text, tables.get("text", {}), where=f"{where}: text", also=parts),
+            train=call_from_dict(Training, tables.get("train", {}), where=f"{where}: train", also=parts),
+            decode=call_from_dict(Decode, tables.get("decode", {}), where=f"{where}: decode"),
+            parts=tuple(parts),
         )
     except TypeError as error:
         raise InputError(f"{error} ({where}).") from None
 
 
-def with_kind(plain: dict[str, Any]) -> dict[str, Any]:
-    """A recipe whose problem says what it is: with no kind, pairs or plain text, whichever its keys belong to."""
-    task = plain.get("text", {}).get("task")
+def with_task_kind(tables: dict[str, Any]) -> dict[str, Any]:
+    """Add the kind to a task without one: translation or language model, whichever has its keys."""
+    task = tables.get("text", {}).get("task")
     if not isinstance(task, Mapping) or "kind" in task or not task:
-        return plain
-    kind = "translation" if {f.name for f in fields(Translation)} >= task.keys() else "next_token"
-    return {**plain, "text": {**plain["text"], "task": {"kind": kind, **task}}}
+        return tables
+    kind = "translation" if {f.name for f in fields(Translation)} >= task.keys() else "language_model"
+    return {**tables, "text": {**tables["text"], "task": {"kind": kind, **task}}}
 
 
-def begin_model(plain: Mapping[str, Any], *, where: str) -> Model | Init:
-    """What a recipe begins with: a model of the zoo, or one that has learnt before."""
-    table = plain.get("model", {})
-    if "init" not in table:
-        return describe_model(table, where=where)
-    if "tokenizer" in plain.get("text", {}):
-        raise InputError("a model that has learnt before keeps its own tokenizer (text.tokenizer). Leave it out.")
-    begun: Init = call_from_dict(Init, table, where=where)
-    return begun
+def read_model(tables: Mapping[str, Any], *, where: str, parts: Sequence[type] = ()) -> Model | FineTuning:
+    """The [model] table: a pretrained model, a description of a model, or a model of the zoo."""
+    table = tables.get("model", {})
+    if "init" in table:
+        if "tokenizer" in tables.get("text", {}):
+            raise InputError("a pretrained model keeps its own tokenizer (text.tokenizer). Leave it out.")
+        fine_tuning: FineTuning = call_from_dict(FineTuning, table, where=where, also=parts)
+        return fine_tuning
+    if table.get("kind") != "model":
+        return zoo_model(table, where=where, parts=parts)
+    description: Model = from_dict(Model, table, where=where, also=parts)
+    try_to_build(description, where)
+    return description
 
 
-def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
-    """The zoo's function of that name, called with the rest of the table."""
+def zoo_model(table: Mapping[str, Any], *, where: str, parts: Sequence[type] = ()) -> Model:
+    """Call the zoo's function of that name with the rest of the table."""
     arguments = dict(table)
     name = arguments.pop("name", "transformer")
     functions = zoo_functions()
@@ -200,23 +214,31 @@ def describe_model(table: Mapping[str, Any], *, where: str) -> Model:
     for key in arguments:
         if key not in known:
             raise InputError(f'unknown key "{key}" ({where}). {suggest(key, known)}')
-    description = call_from_dict(functions[name], arguments, where=where)
-    with torch.device("meta"):
-        try:
-            description.build(8)  # what cannot be built is found before any text is read
-        except (InputError, RuntimeError, ValueError, ArithmeticError) as error:
-            hints = typing.get_type_hints(functions[name])
-            counts = {key: value for key, value in arguments.items() if hints.get(key) is not float}
-            for key, value in _below_one(counts, where):
-                raise InputError(f"{value} is too small ({key}). Use 1 or more.") from None
-            if isinstance(error, InputError):
-                raise InputError(located(str(error), where)) from None
-            raise InputError(f"these settings make no model: {str(error).splitlines()[0]} ({where}).") from None
+    description = call_from_dict(functions[name], arguments, where=where, also=parts)
+    hints = typing.get_type_hints(functions[name])
+    try_to_build(description, where, {key: value for key, value in arguments.items() if hints.get(key) is not float})
     return description
 
 
+def try_to_build(description: Model, where: str, counts: Mapping[str, Any] | None = None) -> None:
+    """Build a model without memory, so that a wrong one is refused before any text is read.
+
+    `counts` are arguments that may be below 1 by mistake.
+    """
+    try:
+        with torch.device("meta"):
+            description.build(8)
+    except Exception as error:  # a part of the caller's own may raise anything
+        for key, value in _below_one(counts or {}, where):
+            raise InputError(f"{value} is too small ({key}). Use 1 or more.") from None
+        if isinstance(error, InputError):
+            raise InputError(located(str(error), where)) from None
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"these settings make no model: {why} ({where}).") from error
+
+
 def _below_one(table: Mapping[str, Any], where: str) -> Iterator[tuple[str, int]]:
-    """Whole numbers that are no count of anything, with their places."""
+    """Integers that cannot be counts, with their keys."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _below_one(value, f"{where}.{key}")
@@ -229,7 +251,7 @@ def zoo_functions() -> dict[str, Callable[..., Model]]:
     return {name: getattr(zoo, name) for name in zoo.__all__}
 
 
-def override(plain: dict[str, Any], setting: str) -> None:
+def override(tables: dict[str, Any], setting: str) -> None:
     """Apply "train.steps=2000" to a recipe's tables."""
     path, equals, written = setting.partition("=")
     keys = path.strip().split(".")
@@ -239,13 +261,38 @@ def override(plain: dict[str, Any], setting: str) -> None:
         value = tomllib.loads(f"value = {written}")["value"]
     except tomllib.TOMLDecodeError:
         value = written
-    table = plain
+    table = tables
     for depth, key in enumerate(keys[:-1], start=1):
         below = table.setdefault(key, {})
         if isinstance(below, str):  # a bare kind, as in tokenizer = "character"
             below = table[key] = {"kind": below}
         if not isinstance(below, dict):
-            place = ".".join(keys[:depth])
-            raise InputError(f"{place} is {toml_value(below)}, not a table (--set {setting}). Set {place} as a whole.")
+            name = ".".join(keys[:depth])
+            raise InputError(f"{name} is {toml_value(below)}, not a table (--set {setting}). Set {name} as a whole.")
         table = below
     table[keys[-1]] = value
+
+
+def read_parts(path: str | Path) -> tuple[type, ...]:
+    """Run a Python file and collect the dataclasses defined in it: the caller's own parts (--parts FILE.py).
+
+    Only a file that a person names is run; no recipe and no model folder can name one.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise InputError(f"no such file: {path} (--parts). Name the Python file that defines your own parts.")
+    name = f"regard_parts_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError(f"{path} is not a Python file (--parts). Name a file that ends in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their annotations up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise InputError(f"{path} cannot be run: {type(error).__name__}: {error} (--parts).") from error
+    found = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
+    parts = tuple(value for value in found if dataclasses.is_dataclass(value))
+    if not parts:
+        raise InputError(f"{path} defines no dataclass (--parts). Name the file that defines your own parts.")
+    return parts

@@ -1,9 +1,9 @@
-"""What a run must find unchanged to go on bit by bit, and what it says when something has changed."""
+"""Resume check: what must be unchanged for a run to resume bit-identically, and the error when something is not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +23,31 @@ from regard.training.log import Watcher
 from regard.training.settings import FREE
 
 
-def fingerprint_of(
+def resume_facts(
     recipe: Recipe,
     corpus: Corpus,
     valid: Corpus | None,
     tokenizers: tuple[Tokenizer, Tokenizer | None],
-    task: dict[str, Any],
+    task: Task,
     world: World,
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on bit by bit; `machine` only makes it close."""
+    """The facts that a checkpoint stores; all but `machine` must be equal for a run to resume."""
     settings = {key: value for key, value in to_dict(recipe.train).items() if key not in FREE}
-    if recipe.train.schedule.aims:
+    if recipe.train.schedule.needs_total_steps:
         settings["steps"] = recipe.train.steps
     return {
         "train": settings,
         "model": to_dict(recipe.model),
         "text": {
             "train": corpus.digest,
-            "weights": [part.weight for part in corpus.parts],
+            "weights": [part.weight for part in corpus.subcorpora],
             "valid": None if valid is None else valid.digest,
             "tokenizer": {
                 "recipe": to_dict(recipe.text.tokenizer),
                 "digests": [None if tokenizer is None else tokenizer.digest for tokenizer in tokenizers],
             },
             "bpe_dropout": recipe.text.bpe_dropout,
-            "task": task,
+            "task": to_dict(task),
         },
         "machine": {
             "torch": torch.__version__,
@@ -58,43 +58,45 @@ def fingerprint_of(
     }
 
 
-def require_same(
-    then: dict[str, Any],
+def check_resume(
+    saved: dict[str, Any],
     now: dict[str, Any],
     folder: Path,
     corpora: Mapping[str, Corpus | None],
     watcher: Watcher,
+    parts: Sequence[type] = (),
     *,
     new_data: bool,
 ) -> tuple[str, ...]:
-    """Refuse to go on with something else than what the checkpoint was made with; -> which texts are new, by wish."""
-    changed = tuple(name for name in corpora if then["text"].get(name) != now["text"][name])
+    """Refuse to resume with other facts than the checkpoint's; -> the splits with new text, which `new_data` allows."""
+    changed = tuple(name for name in corpora if saved["text"].get(name) != now["text"][name])
     for name in () if new_data else changed:
         corpus = corpora[name]
         what = f"text.{name}" if corpus is None else ", ".join(corpus.names)
         raise messages.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
-    then = {**then, "text": {**then["text"], **{name: now["text"][name] for name in corpora}}}
-    then["model"] = filled(Model, then.get("model"))
-    then["text"] = {**then["text"], "task": filled(Task, then["text"].get("task"))}
-    tokenizer = then["text"].get("tokenizer", {})
-    then["text"]["tokenizer"] = {**tokenizer, "recipe": filled(TokenizerKind, tokenizer.get("recipe"))}
+    saved = {**saved, "text": {**saved["text"], **{name: now["text"][name] for name in corpora}}}
+    saved["model"] = with_defaults(Model, saved.get("model"), parts)
+    saved["text"]["task"] = with_defaults(Task, saved["text"].get("task"), parts)
+    tokenizer = saved["text"].get("tokenizer", {})
+    recipe = with_defaults(TokenizerKind, tokenizer.get("recipe"), parts)
+    saved["text"]["tokenizer"] = {**tokenizer, "recipe": recipe}
     for key in ("text", "model", "train"):
-        place = difference(then.get(key), now[key], key)
-        if place is not None:
-            path, old, new = place
+        different = difference(saved.get(key), now[key], key)
+        if different is not None:
+            path, old, new = different
             raise messages.CHANGED_SETTING(key=path, old=_brief(old), folder=folder, new=_brief(new))
-    if then.get("machine") != now["machine"]:
-        old, new = (_machine(where.get("machine", {})) for where in (then, now))
+    if saved.get("machine") != now["machine"]:
+        old, new = (_machine(facts.get("machine", {})) for facts in (saved, now))
         watcher.note(messages.OTHER_MACHINE(old=old, new=new))
     return changed
 
 
-def filled(kind: Any, plain: Any) -> Any:
-    """A description as it would be written today: parts that did not exist yet are what they are when not said."""
+def with_defaults(annotation: Any, table: Any, parts: Sequence[type] = ()) -> Any:
+    """A description as this version writes it: fields that did not exist in an older version get their defaults."""
     try:
-        return to_dict(from_dict(kind, plain, where=""))
+        return to_dict(from_dict(annotation, table, where="", also=parts))
     except (InputError, TypeError):
-        return plain
+        return table
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
@@ -105,7 +107,7 @@ def _machine(facts: Mapping[str, Any]) -> str:
 
 
 def difference(old: Any, new: Any, path: str) -> tuple[str, Any, Any] | None:
-    """The first place at which two trees differ."""
+    """The path and values of the first difference between two trees."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*new, *(key for key in old if key not in new)]:
             found = difference(old.get(key), new.get(key), f"{path}.{key}")
@@ -113,8 +115,8 @@ def difference(old: Any, new: Any, path: str) -> tuple[str, Any, Any] | None:
                 return found
         return None
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for place, (one, other) in enumerate(zip(old, new)):
-            found = difference(one, other, f"{path}[{place}]")
+        for index, (one, other) in enumerate(zip(old, new)):
+            found = difference(one, other, f"{path}[{index}]")
             if found is not None:
                 return found
         return None

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Training runs: `regard.train` trains a recipe or a Model value, or resumes the run that it finds in the folder."""
 
 from __future__ import annotations
 
@@ -6,59 +6,83 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from regard.api import LoadedModel, load
-from regard.config.recipe import read_recipe
+from regard.api import LoadedModel
+from regard.config.init import recipe_for_model
+from regard.config.recipe import Recipe, read_recipe
 from regard.config.setup import prepare
 from regard.data.read.corpus import Corpus
-from regard.decode.alignment import cross_heads
+from regard.decode.alignment import cross_attention_heads
 from regard.errors import InputError
 from regard.models.device import choose_device
-from regard.store.checkpoint import Checkpoint, checkpoints, newest_step
-from regard.store.folder import write_generation
-from regard.training.distributed import joined
-from regard.training.lock import only_one
+from regard.models.model import Model
+from regard.store.checkpoint import Checkpoint, checkpoints_folder, newest_step
+from regard.store.folder import read_folder, write_generation_config
+from regard.training.distributed import join_processes
+from regard.training.lock import folder_lock
 from regard.training.log import Quiet, Watcher
 from regard.training.loop import Run
 
-_ALIGNED = 200
+_ALIGNED = 200  # validation pairs by which alignment heads are chosen
 
 
 def train(
-    recipe: str | Path,
+    recipe: str | Path | Model,
     out: str | Path | None = None,
     *,
+    text: str | Path | Sequence[str | Path] | None = None,
+    parts: Sequence[type] = (),
+    steps: int | None = None,
     settings: Sequence[str] = (),
     device: str = "auto",
     watcher: Watcher | None = None,
     new_data: bool = False,
 ) -> LoadedModel:
-    """Train what a recipe describes, or go on with what the folder holds, `new_data`: with other text; -> the model."""
-    parsed = read_recipe(recipe, settings)
+    """Train a recipe or a Model value, or resume the run in `out` (with other text, if `new_data`); -> the model.
+
+    A Model value needs `text`, a file or a pair of files; every key of the recipe that is not set is as `regard init`
+    writes it. `parts` are classes of the caller's own that the recipe or the model consists of.
+    """
+    settings = [*settings, *([] if steps is None else [f"train.steps={steps}"])]
+    parsed = _recipe_of(recipe, text, settings, parts)
     folder = Path(out) if out is not None else Path("runs") / parsed.name
-    with joined(choose_device(device), parsed.train.timeout) as world:
+    with join_processes(choose_device(device), parsed.train.timeout) as world:
         watching = watcher if watcher is not None and world.first else Quiet()
-        with only_one(folder) if world.first else nullcontext():
+        with folder_lock(folder) if world.first else nullcontext():
             require_own(folder)
-            step = int(world.lead(lambda: newest_step(checkpoints(folder), watching.note)))
-            found = None if step < 0 else Checkpoint(checkpoints(folder) / f"step-{step}", step)
-            job = world.in_turn(lambda: prepare(parsed, folder, world, watching, found, new_data=new_data))
-            Run(job, folder, world.device, watching, world).go()
-            valid = None if job.valid is None else job.valid[0]
-            world.lead(lambda: write_aligner(folder, valid, device))
-    return load(folder, device=device)
+            step = int(world.on_rank_zero(lambda: newest_step(checkpoints_folder(folder), watching.note)))
+            found = None if step < 0 else Checkpoint(checkpoints_folder(folder) / f"step-{step}", step)
+            job = world.rank_zero_first(lambda: prepare(parsed, folder, world, watching, found, new_data=new_data))
+            Run(job, folder, world.device, watching, world).train()
+            valid = None if job.valid is None or not world.first else job.valid[0]
+            return world.rank_zero_first(lambda: trained_model(folder, valid, device, parsed.parts))
 
 
-def write_aligner(folder: Path, valid: Corpus | None, device: str) -> None:
-    """Which heads align words best, as the first validation pairs show it, into generation_config.json."""
-    if valid is None or valid.targets is None:
-        return
-    model = load(folder, device=device)
-    if cross_heads(model.network):
-        model.choose_aligner(valid.sources[:_ALIGNED], valid.targets[:_ALIGNED])
-        write_generation(folder, model.generation)
+def _recipe_of(
+    recipe: str | Path | Model,
+    text: str | Path | Sequence[str | Path] | None,
+    settings: Sequence[str],
+    parts: Sequence[type],
+) -> Recipe:
+    if not isinstance(recipe, Model):
+        if text is not None:
+            raise InputError('a recipe names its own text (text=). Use settings=["text.train=..."].')
+        return read_recipe(recipe, settings, parts)
+    if text is None:
+        raise InputError("a model needs a text to be trained on (text=). Name a file, or a pair of files.")
+    files = [text] if isinstance(text, (str, Path)) else text
+    return recipe_for_model(recipe, [Path(file) for file in files], settings=settings, parts=parts)
+
+
+def trained_model(folder: Path, valid: Corpus | None, device: str, parts: Sequence[type]) -> LoadedModel:
+    """Load the trained model; with validation pairs, write the heads that align best to generation_config.json."""
+    model = LoadedModel(read_folder(folder, choose_device(device), parts=parts))
+    if valid is not None and valid.targets is not None and cross_attention_heads(model.network):
+        model.choose_alignment_heads(valid.sources[:_ALIGNED], valid.targets[:_ALIGNED])
+        write_generation_config(folder, model.generation_config)
+    return model
 
 
 def require_own(folder: Path) -> None:
-    """Refuse to write over a model that no run of ours is making here."""
-    if (folder / "model.safetensors").exists() and not checkpoints(folder).exists():
-        raise InputError(f"{folder} holds a model but no checkpoints to go on from. Choose another --out.")
+    """Refuse to overwrite a model that is not the result of a run in this folder."""
+    if (folder / "model.safetensors").exists() and not checkpoints_folder(folder).exists():
+        raise InputError(f"{folder} holds a model but no checkpoints to resume from. Choose another --out.")

@@ -1,4 +1,4 @@
-"""A recipe becomes a run: text, tokenizers, network and folder, and what must stay the same for it to go on."""
+"""Setup of a run: a recipe becomes text, tokenizers, samples and a network, and the folder's description is written."""
 
 from __future__ import annotations
 
@@ -11,99 +11,104 @@ from typing import Any, cast
 import torch
 
 from regard import messages
-from regard.config.pretrained import Beginning, answering, default_task, read_beginning, require_shape
-from regard.config.recipe import Init, Recipe, read_recipe
-from regard.config.resume import filled, fingerprint_of, require_same
+from regard.config.pretrained import Pretrained, default_task, read_pretrained, require_shape, with_readout_for
+from regard.config.recipe import FineTuning, Recipe, read_recipe
+from regard.config.resume import check_resume, resume_facts, with_defaults
 from regard.data.read.cache import Cache, default_cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.report import DataReport, report_on
 from regard.data.samples import Samples
 from regard.data.tasks import Task
-from regard.data.tokenize.characters import as_letters
+from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import Saved, TokenizerKind, train_tokenizers
-from regard.decode.generate import require_room
-from regard.decode.inputs import verbs
+from regard.decode.inputs import capabilities, check_length
 from regard.models.model import Model, Network
 from regard.schema import to_dict, to_toml
 from regard.show.html import data_page
 from regard.store.checkpoint import Checkpoint
 from regard.store.files import read_json, write_file
 from regard.store.folder import read_description, read_tokenizers, write_description
-from regard.store.loading import LEARNT_LENGTH
+from regard.store.loading import TRAINED_LENGTH
 from regard.training.distributed import World
 from regard.training.log import Watcher
 from regard.training.loop import Job
-from regard.training.probe import fitting
-from regard.training.validate import require_measure
+from regard.training.probe import largest_batch
+from regard.training.validate import require_metric
 from regard.version import __version__
 
-_LISTED = 100_000
+_LISTED = 100_000  # lines of left-out.tsv
+
+Tokenizers = tuple[Tokenizer, Tokenizer | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
-    """The text of a recipe, read, and how it is cut into tokens."""
+class Setup:
+    """What a recipe stands for: its corpora, task, tokenizers and model."""
 
     recipe: Recipe
     corpus: Corpus
     valid: Corpus | None
     task: Task
-    tokenizers: tuple[Tokenizer, Tokenizer | None]
+    tokenizers: Tokenizers
     cache: Cache
     model: Model
     vocabularies: tuple[int, int | None]  # the target's, and the source's where it has its own
-    beginning: Beginning | None = None
+    pretrained: Pretrained | None = None
 
     @cached_property
     def samples(self) -> Samples:
-        """What is learnt from."""
-        dropout = self.recipe.text.bpe_dropout
-        return self.of(self.corpus, dropout)
+        """The training samples."""
+        return self.samples_of(self.corpus, self.recipe.text.bpe_dropout)
 
-    def of(self, corpus: Corpus, dropout: float = 0.0) -> Samples:
-        """A corpus as the model reads it: tokens by their numbers, or by their letters."""
-        samples = self.task.samples(corpus, self.tokenizers, self.cache, dropout=dropout)
-        return as_letters(samples, self.tokenizers[0], self.model.embed.letters, self.cache)
+    def samples_of(self, corpus: Corpus, bpe_dropout: float = 0.0) -> Samples:
+        """A corpus as the model reads it: token ids, or the characters of each token."""
+        samples = self.task.samples(corpus, self.tokenizers, self.cache, bpe_dropout=bpe_dropout)
+        return with_characters(samples, self.tokenizers[0], self.model.embed.characters, self.cache)
 
     def network(self) -> Network:
-        """The model before it has learnt anything, the same each time."""
+        """Build the network with its initial weights, which depend on the seed alone, or with pretrained ones."""
         torch.manual_seed(self.recipe.train.seed)
-        begun = self.beginning
-        network = self.model.build(*self.vocabularies) if begun is None else begun.network(self.model)
-        require_room(network, int(self.samples.lengths.max()), "a row of the text (text.task)")
-        require_room(network, self.task.reach, "where rows may stand (text.task.shift)")
+        given = self.pretrained
+        network = self.model.build(*self.vocabularies) if given is None else given.network(self.model)
+        check_length(network, int(self.samples.lengths.max()), "a row of the text (text.task)")
+        check_length(network, self.task.max_positions, "the range of positions (text.task.random_positions)")
         return network
 
 
-def read_material(
-    recipe: Recipe, tokenizers: tuple[Tokenizer, Tokenizer | None] | None = None, begun: Path | None = None
-) -> Material:
-    """Read the text, and train the tokenizers, unless there are some; a run that has `begun` knows its model."""
-    cache = default_cache()
+def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Path | None = None) -> Setup:
+    """Read the text and train the tokenizers, unless they are given; `resumed` is the folder of a run to continue."""
+    cache, table = default_cache(), recipe.model if isinstance(recipe.model, FineTuning) else None
     corpus = recipe.text.read("train", cache)
     assert corpus is not None
     valid = recipe.text.read("valid", cache)
-    init = recipe.model if isinstance(recipe.model, Init) else None
-    beginning = read_beginning(init) if init is not None and begun is None else None
+    pretrained = read_pretrained(table, recipe.parts) if table is not None and resumed is None else None
     vocabularies = None
-    if init is not None and begun is not None:
-        (model, vocabularies), tokenizers = read_description(begun), read_tokenizers(begun)
+    if table is not None and resumed is not None:
+        (model, vocabularies), tokenizers = read_description(resumed, parts=recipe.parts), read_tokenizers(resumed)
     else:
-        model = beginning.model if beginning else cast(Model, recipe.model)
-    name = recipe.plain.get("model", {}).get("name", "transformer") if init is None else init.init
-    tokenizers = beginning.tokenizers if beginning else tokenizers
+        model = pretrained.model if pretrained else cast(Model, recipe.model)
+    name, where = name_of_model(recipe)
+    tokenizers = pretrained.tokenizers if pretrained else tokenizers
     sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)
-    task = (recipe.text.task or default_task(model, corpus, sentinels, name)).named(corpus)
-    require_shape(model, task, name, where="model.name" if init is None else "model.init")
-    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, task.wording(corpus), cache)
-    model = answering(model, task, None if init is None else init.pool)
+    task = (recipe.text.task or default_task(model, corpus, sentinels, name)).with_labels_from(corpus)
+    require_shape(model, task, name, where=where)
+    tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, task.tokenizer_text(corpus), cache)
+    model = with_readout_for(model, task, None if table is None else table.pool)
     vocabularies = vocabularies or vocabularies_of(tokenizers)
-    return Material(recipe, corpus, valid, task, tokenizers, cache, model, vocabularies, beginning)
+    return Setup(recipe, corpus, valid, task, tokenizers, cache, model, vocabularies, pretrained)
 
 
-def vocabularies_of(tokenizers: tuple[Tokenizer, Tokenizer | None]) -> tuple[int, int | None]:
-    """How many tokens are said, and how many are read where they are others."""
+def name_of_model(recipe: Recipe) -> tuple[str, str]:
+    """The model's name in error messages, and the recipe key that chose it."""
+    table = recipe.tables.get("model", {})
+    if isinstance(recipe.model, FineTuning):
+        return recipe.model.init, "model.init"
+    return ("this model", "model") if "kind" in table else (table.get("name", "transformer"), "model.name")
+
+
+def vocabularies_of(tokenizers: Tokenizers) -> tuple[int, int | None]:
+    """The size of the target's vocabulary, and of the source's where it has its own."""
     first, second = tokenizers
     return (first.vocabulary, None) if second is None else (second.vocabulary, first.vocabulary)
 
@@ -113,92 +118,93 @@ def prepare(
     folder: Path,
     world: World,
     watcher: Watcher,
-    found: Checkpoint | None = None,
+    checkpoint: Checkpoint | None = None,
     *,
     new_data: bool = False,
 ) -> Job:
-    """Read the text, train the tokenizers, build the network, and write the folder's description."""
-    then = None if found is None else found.state()["fingerprint"]
-    kind = recipe.text.tokenizer
-    # A run keeps the tokenizers it began with, also when its text is new; a file that was named is read again.
-    known = None if then is None else filled(TokenizerKind, then["text"]["tokenizer"]["recipe"])
-    kept = known == to_dict(kind) and not isinstance(kind, Saved)
-    material = read_material(recipe, read_tokenizers(folder) if kept else None, folder if found else None)
-    if recipe.train.batch_tokens == "fit":
-        if then is not None:
-            recipe = with_batch(recipe, then["train"]["batch_tokens"])
-        elif world.first:
-            recipe = with_batch(recipe, fitted(material, world.device, watcher))
-        else:
-            recipe = with_batch(recipe, read_recipe(folder / "recipe.toml").train.budget)
-    corpus, valid, tokenizers, task = material.corpus, material.valid, material.tokenizers, material.task
-    fingerprint = fingerprint_of(recipe, corpus, valid, tokenizers, to_dict(task), world)
+    """Set up a run, check that it can resume from its checkpoint, and write the folder's description."""
+    saved = None if checkpoint is None else checkpoint.state()["resume_facts"]
+    setup = read_setup(recipe, kept_tokenizers(recipe, folder, saved), folder if checkpoint else None)
+    recipe = with_batch_size(setup, folder, world, watcher, saved)
+    corpus, valid, tokenizers, task = setup.corpus, setup.valid, setup.tokenizers, setup.task
+    facts = resume_facts(recipe, corpus, valid, tokenizers, task, world)
     changed: tuple[str, ...] = ()
-    if then is not None:
+    if saved is not None:
         texts = {"train": corpus, "valid": valid}
-        changed = require_same(then, fingerprint, folder, texts, watcher, new_data=new_data)
-    samples = material.samples
+        changed = check_resume(saved, facts, folder, texts, watcher, recipe.parts, new_data=new_data)
     aligned = task.aligned and recipe.text.alignment == "checked"
-    report = report_on(corpus, samples, valid, material.cache, aligned=aligned)
-    network = material.network()
+    report = report_on(corpus, setup.samples, valid, setup.cache, aligned=aligned)
+    network = setup.network()
     if valid is not None:
-        require_measure(recipe.train.best, network.description, pairs=valid.targets is not None)
-    verb = verbs(network.description, tokenizers[0])[0]
+        require_metric(recipe.train.best, network.description, pairs=valid.targets is not None)
+    verb = capabilities(network.description, tokenizers[0])[0]
     if world.first:
-        write_file(folder / "recipe.toml", to_toml(recipe.plain).encode())
-        write_report(folder, report, material, watcher)
+        write_file(folder / "recipe.toml", to_toml(recipe.tables).encode())
+        write_report(folder, report, setup, watcher)
         write_description(
             folder, network, tokenizers, task=verb,
-            generation=generation_config(recipe, tokenizers[1] or tokenizers[0]),
-            facts={LEARNT_LENGTH: learnt_length(material, folder if found else None)},
+            generation_config=generation_config(recipe, tokenizers[1] or tokenizers[0]),
+            extra_config={TRAINED_LENGTH: trained_length(setup, folder if checkpoint else None)},
         )  # fmt: skip
     return Job(
         network,
         tokenizers,
-        samples,
-        None if valid is None else (valid, material.of(valid)),
+        setup.samples,
+        None if valid is None else (valid, setup.samples_of(valid)),
         recipe.train,
-        fingerprint,
+        facts,
         card=lambda results: model_card(recipe, network, verb, results),
-        start=found,
+        start=checkpoint,
         changed=changed,
     )
 
 
-def learnt_length(material: Material, begun: Path | None) -> int:
-    """How many tokens a model learns to read at once, or has learnt to before."""
-    now = max(material.task.reach, int(material.samples.lengths.max()))
-    if material.beginning is not None:
-        before = material.beginning.loaded
-        return max(now, before.config.get(LEARNT_LENGTH) or before.network.max_positions or 0)
-    known = read_json(begun / "config.json") if begun is not None and (begun / "config.json").exists() else {}
-    return max(now, int(known.get(LEARNT_LENGTH) or 0))
+def kept_tokenizers(recipe: Recipe, folder: Path, saved: Mapping[str, Any] | None) -> Tokenizers | None:
+    """The tokenizers of a run to resume, which it keeps even for new text; a tokenizer file is read again."""
+    kind = recipe.text.tokenizer
+    if saved is None or isinstance(kind, Saved):
+        return None
+    known = with_defaults(TokenizerKind, saved["text"]["tokenizer"]["recipe"], recipe.parts)
+    return read_tokenizers(folder) if known == to_dict(kind) else None
 
 
-def fitted(material: Material, device: torch.device, watcher: Watcher) -> int:
-    """As many tokens a step as memory holds."""
-    tokens, fits = fitting(material.network, material.samples, material.recipe.train, device)
-    said = f"batch_tokens = {tokens:,} fits (train.batch_tokens)."
-    watcher.note(said if fits else messages.LITTLE_MEMORY(tokens=tokens))
-    return tokens
+def with_batch_size(
+    setup: Setup, folder: Path, world: World, watcher: Watcher, saved: Mapping[str, Any] | None
+) -> Recipe:
+    """The recipe with a number for `batch_tokens = "fit"`: the run's own, or the most that fits in memory."""
+    recipe = setup.recipe
+    if recipe.train.batch_tokens != "fit":
+        return recipe
+    if saved is not None:
+        tokens = saved["train"]["batch_tokens"]
+    elif world.first:
+        tokens, fits = largest_batch(setup.network, setup.samples, recipe.train, world.device)
+        found = f"batch_tokens = {tokens:,} fits (train.batch_tokens)."
+        watcher.note(found if fits else messages.LITTLE_MEMORY(tokens=tokens))
+    else:
+        tokens = read_recipe(folder / "recipe.toml", parts=recipe.parts).train.budget
+    tables = {**recipe.tables, "train": {**recipe.tables["train"], "batch_tokens": tokens}}
+    return replace(recipe, tables=tables, train=replace(recipe.train, batch_tokens=tokens))
 
 
-def with_batch(recipe: Recipe, tokens: int) -> Recipe:
-    """A recipe with so many tokens a step."""
-    table = {**recipe.plain["train"], "batch_tokens": tokens}
-    return replace(recipe, plain={**recipe.plain, "train": table}, train=replace(recipe.train, batch_tokens=tokens))
+def trained_length(setup: Setup, resumed: Path | None) -> int:
+    """The longest sequence, in tokens, of this training and of those before it."""
+    now = max(setup.task.max_positions, int(setup.samples.lengths.max()))
+    if setup.pretrained is not None:
+        before = setup.pretrained.loaded
+        return max(now, before.config.get(TRAINED_LENGTH) or before.network.max_positions or 0)
+    known = read_json(resumed / "config.json") if resumed is not None and (resumed / "config.json").exists() else {}
+    return max(now, int(known.get(TRAINED_LENGTH) or 0))
 
 
-def write_report(folder: Path, report: DataReport, material: Material, watcher: Watcher) -> None:
-    """What the text is like: data.txt, data.html, left-out.tsv, and what a person should know of it."""
+def write_report(folder: Path, report: DataReport, setup: Setup, watcher: Watcher) -> None:
+    """Write the report on the data: data.txt, data.html and left-out.tsv; pass its warnings on."""
     listed = folder / "left-out.tsv"
-    valid, left = material.valid, material.samples.left_out
+    valid, left = setup.valid, setup.samples.left_out
     warnings = report.warnings(valid="valid" if valid is None else valid.names[0], listed=str(listed))
     rows = zip(left.index[:_LISTED].tolist(), left.reason[:_LISTED].tolist())
-    write_file(
-        listed,
-        "".join(f"{material.corpus.where([index])}\t{left.reasons[reason]}\n" for index, reason in rows).encode(),
-    )
+    lines = (f"{setup.corpus.where([index])}\t{left.reasons[reason]}\n" for index, reason in rows)
+    write_file(listed, "".join(lines).encode())
     write_file(folder / "data.txt", "\n".join([report.text(), *warnings, ""]).encode())
     write_file(folder / "data.html", data_page(report, warnings).encode())
     for text in warnings:
@@ -206,21 +212,21 @@ def write_report(folder: Path, report: DataReport, material: Material, watcher: 
 
 
 def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """How the model speaks, in the ecosystem's names."""
+    """The default decoding options, under Hugging Face's names."""
     return {
         "num_beams": recipe.decode.beam,
         "length_penalty": recipe.decode.length_penalty,
-        "bos_token_id": tokenizer.begin,
-        "decoder_start_token_id": tokenizer.begin,
-        "eos_token_id": tokenizer.end,
+        "bos_token_id": tokenizer.bos,
+        "decoder_start_token_id": tokenizer.bos,
+        "eos_token_id": tokenizer.eos,
         "pad_token_id": tokenizer.pad,
     }
 
 
 def model_card(recipe: Recipe, network: Network, verb: str, results: Mapping[str, Any]) -> str:
-    """The README.md of a model folder: what it is, what it is for, how it was made, how well it does."""
-    best = results["best"] or {"step": results["steps"], "numbers": {}}
-    numbers = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in best["numbers"].items())
+    """The model card (README.md): size, training, validation metrics, use, recipe."""
+    best = results["best"] or {"step": results["steps"], "metrics": {}}
+    metrics = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in best["metrics"].items())
     parameters = sum(parameter.numel() for parameter in network.parameters())
     return f"""---
 library_name: regard
@@ -232,13 +238,13 @@ library_name: regard
 
 | validation | |
 |---|---|
-{numbers}
+{metrics}
 
 ```sh
 regard {verb} .        # in this folder
 ```
 
 ```toml
-{to_toml(recipe.plain).strip()}
+{to_toml(recipe.tables).strip()}
 ```
 """

@@ -1,1 +1,1 @@
-"""Text becomes batches: corpora, tokenizers, tasks, samples and the order in which they come."""
+"""Data: from text to batches, by corpora, tokenizers, tasks, samples and the batch sampler."""

@@ -1,4 +1,4 @@
-"""Batches, and the order in which samples come: a pure function of seed, epoch and index."""
+"""Batches, and the batch sampler: token-budget batches of similar length, as a pure function of seed and epoch."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.draws import Indices, Order, Share, permuted
+from regard.data.draws import EpochOrder, Indices, MixtureComponent, permute
 from regard.errors import InputError
 
-IGNORE = -100
-_POOL = 100
+IGNORE_INDEX = -100  # a target without loss, as in PyTorch
+_POOL = 100  # batches
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """What a network is given and what it should answer, with IGNORE where nothing is asked: BT, or B of whole texts.
+    """Inputs of a network and its targets: BT (or BT2), or B for whole texts; IGNORE_INDEX where there is no loss.
 
-    `aside` is what it should say of each text besides.
+    `auxiliary` has the targets of the auxiliary readout.
     """
 
     inputs: dict[str, Tensor]
@@ -32,8 +32,8 @@ class Batch:
 
     @cached_property
     def tokens(self) -> int:
-        """How many targets are to be predicted."""
-        return int((self.targets != IGNORE).sum())
+        """The number of targets that have a loss."""
+        return int((self.targets != IGNORE_INDEX).sum())
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on another device."""
@@ -46,8 +46,8 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a run stands in its data: so many epochs, pools of this epoch and steps of this pool are done."""
+class Cursor:
+    """The position of a run in its data: completed epochs, pools of this epoch and steps of this pool."""
 
     epoch: int = 0
     pool: int = 0
@@ -55,18 +55,18 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """Which samples each optimizer step takes: alike in length, at most `batch_tokens` padded tokens, all sides.
+class BatchSampler:
+    """The samples of each optimizer step: of similar length, at most `batch_tokens` padded tokens over all sides.
 
-    An epoch is shuffled and taken pool by pool; inside a pool samples are sorted by length, cut into steps, and the
-    steps shuffled. Only one pool is ever looked at, so any place of any epoch is reached at once.
+    An epoch is shuffled and cut into pools; the samples of a pool are sorted by length and cut into steps, and the
+    steps are shuffled. A step depends on its own pool only, so any cursor is reached in O(1).
     """
 
-    lengths: NDArray[np.integer[Any]]
+    lengths: NDArray[np.integer[Any]]  # samples by sides
     batch_tokens: int
     seed: int
-    shares: tuple[Share, ...] = ()  # of several corpora; none: each sample once an epoch
-    lanes: int = 0  # read abreast, a step taking the next sample of each; none: samples come in any order
+    mixture: tuple[MixtureComponent, ...] = ()  # of several corpora; (): each sample once per epoch
+    streams: int = 0  # parallel streams, of which a step takes the next sample each; 0: shuffled samples
     _last: dict[tuple[int, int], list[Indices]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -75,16 +75,16 @@ class Plan:
         if self.seed < 0:
             raise InputError(f"seed {self.seed} is negative (train.seed). Use 0 or more.")
 
-    def take(self, place: Place) -> tuple[Indices, Place]:
-        """The samples of the step at a place, and the place after it."""
-        steps = self.pool(place.epoch, place.pool)
-        if place.step + 1 < len(steps):
-            after = replace(place, step=place.step + 1)
-        elif place.pool + 1 < self.pools:
-            after = Place(place.epoch, place.pool + 1)
+    def next_step(self, cursor: Cursor) -> tuple[Indices, Cursor]:
+        """The samples of the step at a cursor, and the cursor after it."""
+        steps = self.pool(cursor.epoch, cursor.pool)
+        if cursor.step + 1 < len(steps):
+            after = replace(cursor, step=cursor.step + 1)
+        elif cursor.pool + 1 < self.pools:
+            after = Cursor(cursor.epoch, cursor.pool + 1)
         else:
-            after = Place(place.epoch + 1)
-        return steps[place.step], after
+            after = Cursor(cursor.epoch + 1)
+        return steps[cursor.step], after
 
     def epoch(self, number: int) -> list[Indices]:
         """The samples of each step of an epoch."""
@@ -92,48 +92,48 @@ class Plan:
 
     def pool(self, epoch: int, number: int) -> list[Indices]:
         """The samples of each step of a pool."""
-        if self.lanes:
-            return self._abreast
+        if self.streams:
+            return self._stream_steps
         if (epoch, number) not in self._last:
-            samples = self._order.at(epoch, number * self._pool, (number + 1) * self._pool)
-            steps = self._cut(self._sorted(samples))
-            order = permuted(np.arange(len(steps)), len(steps), (self.seed, epoch, 0, number))
+            samples = self._order.at(epoch, number * self._pool_size, (number + 1) * self._pool_size)
+            steps = self._cut(self._sort(samples))
+            order = permute(np.arange(len(steps)), len(steps), (self.seed, epoch, 0, number))
             self._last.clear()
-            self._last[epoch, number] = [steps[place] for place in order]
+            self._last[epoch, number] = [steps[index] for index in order]
         return self._last[epoch, number]
 
     def in_order(self) -> list[Indices]:
-        """Every sample once, from short to long, or lanes as they go on: for validation."""
-        return self._abreast if self.lanes else self._cut(self._sorted(np.arange(len(self.lengths))))
+        """Every sample once, from short to long, or streams from start to end: for validation."""
+        return self._stream_steps if self.streams else self._cut(self._sort(np.arange(len(self.lengths))))
 
     @cached_property
     def pools(self) -> int:
-        """How many pools an epoch has."""
-        return 1 if self.lanes else -(-len(self._order) // self._pool)
+        """The number of pools per epoch."""
+        return 1 if self.streams else -(-len(self._order) // self._pool_size)
 
     @cached_property
-    def _abreast(self) -> list[Indices]:
-        return np.split(np.arange(len(self.lengths)), len(self.lengths) // self.lanes)
+    def _stream_steps(self) -> list[Indices]:
+        return np.split(np.arange(len(self.lengths)), len(self.lengths) // self.streams)
 
     @cached_property
-    def _order(self) -> Order:
-        order = Order(self.shares or (Share(len(self.lengths)),), self.seed)
+    def _order(self) -> EpochOrder:
+        order = EpochOrder(self.mixture or (MixtureComponent(len(self.lengths)),), self.seed)
         if not len(order) and len(self.lengths):
-            raise InputError("no text comes in an epoch (text.train). Give a corpus a weight above 0.")
+            raise InputError("an epoch has no texts (text.train). Give a corpus a weight above 0.")
         return order
 
     @cached_property
-    def _pool(self) -> int:
+    def _pool_size(self) -> int:
         average = max(1.0, float(self.lengths.sum(dtype=np.int64)) / max(1, len(self.lengths)))
         return max(1, int(_POOL * self.batch_tokens / average))
 
-    def _sorted(self, samples: Indices) -> Indices:
-        """Samples from short to long, by the longest side, then by each; equals stay in order."""
+    def _sort(self, samples: Indices) -> Indices:
+        """Samples from short to long, by the longest side, then by each side; a stable sort."""
         lengths = self.lengths[samples]
         return samples[np.lexsort((*lengths.T[::-1], lengths.max(1)))]
 
     def _cut(self, samples: Indices) -> list[Indices]:
-        """Runs of samples as long as the budget allows; a sample beyond the budget stands alone."""
+        """Cut sorted samples into steps as large as the budget allows; a sample above it is a step by itself."""
         lengths = np.asarray(self.lengths[samples], dtype=np.int64)
         steps, start = [], 0
         while start < len(samples):
@@ -147,5 +147,5 @@ class Plan:
 
 
 def split(indices: Indices, parts: int) -> list[Indices]:
-    """A step's samples dealt round among ranks or accumulated parts; some may get none."""
+    """Split the samples of a step among ranks or accumulation steps, round robin; some parts may be empty."""
     return [indices[part::parts] for part in range(parts)]

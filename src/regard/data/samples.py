@@ -1,228 +1,347 @@
-"""Texts as rows of tokens that can be drawn in any order: pairs of sentences, or documents packed into rows."""
+"""Samples: what a task makes of a corpus, in random access; with filtering, labelled samples and document chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from regard.data.batching import IGNORE, Batch
-from regard.data.draws import Draws, Indices, Share
+from regard import messages
+from regard.data.batching import Batch
+from regard.data.draws import Indices, MixtureComponent
+from regard.data.read.cache import Cache, Columns, release_pages
 from regard.data.read.corpus import Corpus
-from regard.data.tokenize.encode import Dropout, Rows, padding_of, rows_of, spread
+from regard.data.read.texts import byte_lengths, texts_digest
+from regard.data.tokenize.encode import Template, TokenRows, encode_texts, ragged_indices
+from regard.data.tokenize.tokenizer import Tokenizer
 
-_FIRST = 1  # what is drawn
+_BLOCK = 100_000
 
 
 @dataclass(frozen=True, eq=False)
 class LeftOut:
-    """The texts that are not learnt from, and why: `reason[i]` of `reasons` for text `index[i]`."""
+    """Texts that are left out of training, and why: text `index[i]` for reason number `reason[i]` of `reasons`."""
 
     index: Indices = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     reason: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, dtype=np.uint8))
     reasons: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
-        """How many were left out, by reason; reasons that never held are not named."""
+        """The number of texts by reason, without reasons that never apply."""
         found = np.bincount(self.reason, minlength=len(self.reasons)).tolist()
         return {reason: count for reason, count in zip(self.reasons, found) if count}
 
 
 class Samples(Protocol):
-    """A corpus as rows that can be drawn in any order."""
+    """The samples of a corpus, in random access."""
 
     @property
     def corpus(self) -> Corpus:
-        """The texts, as they are cut into tokens."""
+        """The corpus, as it is tokenized."""
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Samples by sides: the tokens of each as they stand in a batch."""
+        """Samples by sides: their tokens in a batch."""
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every text, begin and end included, side by side; of those left out too."""
+        """Per side, the tokens of every text, also of those left out; bos and eos included."""
 
     @property
     def left_out(self) -> LeftOut:
-        """The texts or pairs that are not among the samples."""
+        """The texts that are not among the samples."""
 
     @property
     def bytes(self) -> int:
-        """The UTF-8 bytes of all that is to be predicted in an epoch."""
+        """The UTF-8 bytes of all that is predicted in an epoch."""
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        """How many samples come from each part of the corpus, and how often each comes in an epoch."""
+    def mixture(self) -> tuple[MixtureComponent, ...]:
+        """The samples of each subcorpus, and how often each comes per epoch."""
 
     @property
-    def lanes(self) -> int:
-        """How many texts are read abreast, each on from step to step: sample i + lanes follows i. 0: any order."""
+    def streams(self) -> int:
+        """Parallel streams for truncated BPTT: sample i + streams continues sample i. 0: samples are independent."""
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the samples, padded on the right to the max_length; what is random in them follows from `draw`."""
+    def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
+        """A batch of samples, padded on the right; all that is random in it is a function of seed and index."""
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """Where in the corpus these samples come from."""
+        """The lines of the corpus that these samples come from."""
+
+
+def require_samples(count: int, corpus: Corpus, texts: str, left_out: LeftOut, remedy: str) -> None:
+    """Refuse a corpus of which every text is left out."""
+    if not count:
+        counts = sorted(left_out.counts().items(), key=lambda pair: -pair[1])
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts)
+        raise messages.NOTHING_USABLE(
+            path=corpus.names[0], texts=texts, count=len(corpus), reasons=reasons, remedy=remedy
+        )
+
+
+def mixture_of(corpus: Corpus, owners: Indices) -> tuple[MixtureComponent, ...]:
+    """The samples of each subcorpus; `owners` has the text of each sample, sorted."""
+    ends = np.searchsorted(owners, list(accumulate(part.texts for part in corpus.subcorpora)))
+    counts = np.diff(ends, prepend=0).tolist()
+    return tuple(MixtureComponent(count, part.weight) for count, part in zip(counts, corpus.subcorpora))
+
+
+@dataclass(frozen=True, eq=False)
+class TokenizedSide:
+    """One side of a corpus, or one text of its pairs, with its tokens."""
+
+    texts: Sequence[str]
+    rows: TokenRows
+    tokenizer: Tokenizer
+
+    @classmethod
+    def encode(cls, texts: Sequence[str], tokenizer: Tokenizer, cache: Cache) -> TokenizedSide:
+        """Tokenize texts."""
+        return cls(texts, encode_texts(tokenizer, texts, cache), tokenizer)
+
+    def blank(self, first: int, stop: int) -> NDArray[np.bool_]:
+        """Which texts are blank; only those whose first token may be a space are read."""
+        rows, found = self.rows, np.zeros(stop - first, dtype=bool)
+        filled = np.flatnonzero(rows.lengths[first:stop] > 2)
+        leading = rows.tokens[rows.starts[first + filled] + 1]
+        decode = self.tokenizer.decode
+        spaces = [number for number in np.unique(leading).tolist() if not decode([number]).strip().strip("\ufffd")]
+        for index in filled[np.isin(leading, spaces)].tolist():
+            found[index] = not self.texts[first + index].strip()
+        return found
+
+
+@dataclass(frozen=True)
+class LengthLimit:
+    """The maximal length of texts: of all in a template together, or without a template, of each side."""
+
+    max_length: int
+    template: Template | None = None
+    uncounted: int = 0  # special tokens per side that do not count
+
+    def exceeded(self, lengths: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which texts are too long, given the tokens of each side, bos and eos included."""
+        if self.template is None:
+            return np.asarray(lengths.max(1) - self.uncounted > self.max_length)
+        special = self.template.num_special_tokens(lengths.shape[1])
+        return np.asarray((lengths - 2).sum(1) + special > self.max_length)
+
+
+@dataclass(frozen=True, eq=False)
+class FilteredTexts:
+    """The texts of a corpus after filtering: the indices of those kept, those left out, and columns about them."""
+
+    corpus: Corpus
+    kept: Indices
+    left_out: LeftOut
+    bytes: int
+    columns: Mapping[str, NDArray[Any]]
+
+
+def filter_texts(
+    corpus: Corpus,
+    sides: Sequence[TokenizedSide],
+    limit: LengthLimit,
+    cache: Cache,
+    *,
+    kind: str,
+    key: list[Any],
+    counted: Sequence[str],
+    labels: Sequence[str] | None = None,
+    add_columns: Callable[[Indices, Columns], None],
+) -> FilteredTexts:
+    """Filter out texts that are not UTF-8, empty, without a label, or too long.
+
+    `add_columns` adds columns about the texts that are kept, block by block; `kind` and `key` name the cached table;
+    `counted` are the texts whose bytes are counted.
+    """
+    reasons = ("not UTF-8", "empty", f"longer than {limit.max_length:,} tokens")
+
+    def make(columns: Columns) -> Mapping[str, Any]:
+        size = 0
+        for first in range(0, max(1, len(corpus)), _BLOCK):
+            stop = min(len(corpus), first + _BLOCK)
+            lengths = np.stack([side.rows.lengths[first:stop] for side in sides], axis=1).astype(np.int64)
+            blanks = [side.blank(first, stop) for side in sides]
+            if labels is not None:
+                blanks.append(np.array([not label.strip() for label in labels[first:stop]], dtype=bool))
+            tests = [
+                np.isin(np.arange(first, stop), list(corpus.bad_utf8)),
+                (lengths <= 2).any(axis=1) | np.any(blanks, axis=0),
+                limit.exceeded(lengths),
+            ]
+            reason = np.stack([*tests, np.ones(stop - first, dtype=bool)]).argmax(axis=0)
+            left, kept = np.flatnonzero(reason < len(reasons)), np.flatnonzero(reason == len(reasons))
+            columns.append("kept", kept + first)
+            columns.append("left", left + first)
+            columns.append("reason", reason[left].astype(np.uint8))
+            add_columns(kept + first, columns)
+            size += int(byte_lengths(counted, first, stop)[kept].sum())
+            for side in sides:
+                for column in (side.rows.tokens, side.rows.starts, side.rows.lengths):
+                    release_pages(column)
+        return {"bytes": size}
+
+    digests = [corpus.digest, [side.tokenizer.digest for side in sides]] if cache.root else []
+    table = cache.table(kind, [*digests, limit.max_length, corpus.paired_sources, key], make)
+    kept, left_out = table.columns["kept"], LeftOut(table.columns["left"], table.columns["reason"], reasons)
+    require_samples(len(kept), corpus, "lines", left_out, "Raise text.task.max_length or split the text.")
+    return FilteredTexts(corpus, kept, left_out, table.metadata["bytes"], table.columns)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PairSamples:
-    """Pairs of sentences, each a row from begin to end; the source is read without its begin."""
+class FilteredSamples:
+    """Base of samples that are the filtered texts of a corpus, one each; a task adds `lengths` and `batch`."""
 
-    corpus: Corpus
-    sides: tuple[Rows, Rows]
-    kept: Indices
-    lengths: NDArray[Any]  # pairs by sides: source and end, begin and target
-    pads: tuple[int, int]
-    frames: tuple[tuple[int, int], ...]
-    left_out: LeftOut
-    bytes: int
-    dropout: tuple[Dropout, ...] = ()
-    max_length: int = 0
-    lanes: ClassVar[int] = 0
+    filtered: FilteredTexts
+    sides: tuple[TokenRows, ...]
+    streams: ClassVar[int] = 0
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.filtered.kept)
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus."""
+        return self.filtered.corpus
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every line."""
+        """Per side, the tokens of every text."""
         return tuple(side.lengths for side in self.sides)
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        """The pairs of each part of the corpus."""
-        ends = np.searchsorted(self.kept, list(accumulate(part.texts for part in self.corpus.parts)))
-        counts = np.diff(ends, prepend=0).tolist()
-        return tuple(Share(count, part.weight) for count, part in zip(counts, self.corpus.parts))
+    def left_out(self) -> LeftOut:
+        """The texts that are not among the samples."""
+        return self.filtered.left_out
 
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the pairs, padded on the right to the max_length; with a draw, words are cut as it has it."""
-        texts = self.kept[np.asarray(indices, dtype=np.int64)]
-        sources, targets = self.sides
-        rows = texts
-        if draw is not None and self.dropout:
-            sources, targets = (self._cut_anew(side, texts, draw) for side in (0, 1))
-            rows = np.arange(len(texts))
-        inputs = {
-            "ids": targets.padded(rows, drop=1, fill=self.pads[1]),
-            "source_ids": sources.padded(rows, skip=1, fill=self.pads[0]),
-            **padding_of("padding", targets.lengths[rows] - 1),
-            **padding_of("source_padding", sources.lengths[rows] - 1),
-        }
-        return Batch(inputs, targets.padded(rows, skip=1, fill=IGNORE), tuple(texts.tolist()))
+    @property
+    def bytes(self) -> int:
+        """The bytes of the texts that are kept."""
+        return self.filtered.bytes
+
+    @property
+    def mixture(self) -> tuple[MixtureComponent, ...]:
+        """The texts of each subcorpus."""
+        return mixture_of(self.filtered.corpus, self.filtered.kept)
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """The lines these pairs come from."""
-        return self.corpus.where(self.kept[np.asarray(indices, dtype=np.int64)])
-
-    def _cut_anew(self, side: int, texts: Indices, draw: int) -> Rows:
-        """The rows of some texts under BPE-dropout; one that grows beyond the max_length stays as it was."""
-        begin, end = self.frames[side]
-        rows = []
-        for number in texts.tolist():
-            ids = self.dropout[side].encode(self.corpus.sides[side][number], (draw << 40) ^ (2 * number + side))
-            if len(ids) + 1 > self.max_length:
-                start, length = int(self.sides[side].starts[number]), int(self.sides[side].lengths[number])
-                ids = self.sides[side].flat[start + 1 : start + length - 1].tolist()
-            rows.append([begin, *ids, end])
-        return rows_of(rows)
+        """The lines of these texts."""
+        return self.filtered.corpus.where(self.filtered.kept[np.asarray(indices, dtype=np.int64)])
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class PackedSamples:
-    """Documents in one stream cut into rows, each row one token longer than its input."""
+class LabelledSamples(FilteredSamples):
+    """Base of samples that are texts, or pairs of texts, in a template."""
 
-    corpus: Corpus
-    stream: Rows
-    length: int
-    pad: int
-    left_out: LeftOut
-    bytes: int
-    lanes: int = 0
-    shift: int = 0  # positions begin at random, so that a row ends within so many; 0: at 0
-
-    def __len__(self) -> int:
-        return -(-(len(self.stream.flat) - 1) // self.length)
+    template: Template
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Rows by one side."""
-        lengths = np.full((len(self), 1), self.length, dtype=np.int32)
-        lengths[-1] = len(self.stream.flat) - 1 - (len(self) - 1) * self.length
-        return lengths
+        """Samples by sides: their tokens in a batch."""
+        return self.filtered.columns["lengths"]
+
+
+@dataclass(frozen=True, eq=False)
+class DocumentChunks:
+    """Documents cut into chunks: the start, length and document of each chunk."""
+
+    corpus: Corpus
+    rows: TokenRows
+    starts: Indices
+    lengths: NDArray[Any]
+    owners: Indices
+    left_out: LeftOut
+    bytes: int
+
+    def __len__(self) -> int:
+        return len(self.owners)
+
+    def tokens(self, indices: Indices) -> TokenRows:
+        """The tokens of some chunks, without special tokens."""
+        return TokenRows(self.rows.tokens, self.starts[indices], self.lengths[indices].astype(np.int64))
+
+
+def chunk_documents(
+    corpus: Corpus, tokenizer: Tokenizer, cache: Cache, *, max_tokens: int, min_tokens: int = 1
+) -> DocumentChunks:
+    """Cut each document into as few chunks of at most `max_tokens` tokens as possible, all of about the same length."""
+    rows = encode_texts(tokenizer, corpus.sources, cache)
+    key = [texts_digest(corpus.sources), tokenizer.digest, max_tokens, min_tokens] if cache.root else None
+    table = cache.table("chunks", key, lambda columns: _cut(corpus, rows, max_tokens, min_tokens, columns))
+    columns, reasons = table.columns, ("not UTF-8", "empty", f"shorter than {min_tokens} tokens")
+    left_out = LeftOut(columns["left"], columns["reason"], reasons)
+    require_samples(len(columns["owners"]), corpus, "documents", left_out, "Name a file that holds text.")
+    return DocumentChunks(
+        corpus, rows, columns["starts"], columns["lengths"], columns["owners"], left_out, table.metadata["bytes"]
+    )
+
+
+def _cut(corpus: Corpus, rows: TokenRows, max_tokens: int, min_tokens: int, columns: Columns) -> Mapping[str, Any]:
+    size = 0
+    for first in range(0, len(corpus), _BLOCK):
+        stop = min(len(corpus), first + _BLOCK)
+        tokens = np.maximum(rows.lengths[first:stop].astype(np.int64) - 2, 0)
+        chunks = np.where(tokens < min_tokens, 0, -(-tokens // max_tokens))
+        owners, number = ragged_indices(chunks)
+        starts = number * tokens[owners] // chunks[owners]
+        stops = (number + 1) * tokens[owners] // chunks[owners]
+        columns.append("starts", rows.starts[first + owners] + 1 + starts)
+        columns.append("lengths", (stops - starts).astype(np.int32))
+        columns.append("owners", owners + first)
+        left = np.flatnonzero(chunks == 0)
+        bad_utf8 = np.isin(left + first, list(corpus.bad_utf8))
+        columns.append("left", left + first)
+        columns.append("reason", np.where(bad_utf8, 0, np.where(tokens[left] == 0, 1, 2)).astype(np.uint8))
+        size += int(byte_lengths(corpus.sources, first, stop)[chunks > 0].sum())
+        for column in (rows.starts, rows.lengths):
+            release_pages(column)
+    return {"bytes": size}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChunkSamples:
+    """Base of samples that are chunks of documents, one each; a task adds `lengths` and `batch`."""
+
+    chunks: DocumentChunks
+    template: Template
+    streams: ClassVar[int] = 0
+
+    def __len__(self) -> int:
+        return len(self.chunks)
+
+    @property
+    def corpus(self) -> Corpus:
+        """The corpus."""
+        return self.chunks.corpus
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
         """The tokens of every document."""
-        return (self.stream.lengths,)
+        return (self.chunks.rows.lengths,)
 
     @property
-    def shares(self) -> tuple[Share, ...]:
-        """The rows that begin in each part of the corpus."""
-        ends = [int(self.stream.lengths[:end].sum()) for end in accumulate(part.texts for part in self.corpus.parts)]
-        rows = np.minimum(-(-np.array(ends) // self.length), len(self))
-        return tuple(Share(n, part.weight) for n, part in zip(np.diff(rows, prepend=0).tolist(), self.corpus.parts))
+    def left_out(self) -> LeftOut:
+        """The documents without chunks."""
+        return self.chunks.left_out
 
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the rows; after a document's end nothing is to be predicted until the next has begun."""
-        places = np.asarray(indices, dtype=np.int64)
-        rows = Rows(self.stream.flat, *self._bounds(places))
-        every = np.arange(len(places))
-        ids = rows.padded(every, drop=1, fill=self.pad)
-        targets = rows.padded(every, skip=1, fill=IGNORE)
-        begins = self._begins(rows)
-        targets[begins[:, 1:]] = IGNORE
-        inputs = {"ids": ids, **padding_of("padding", rows.lengths - 1), **self._documents(begins[:, :-1])}
-        if self.shift and draw is not None:
-            first = Draws(draw, places).below(_FIRST, self.shift - rows.lengths + 2)
-            along = inputs.get("positions", torch.arange(ids.shape[1]))
-            # What stands behind a short row is no token, but has a position too.
-            inputs["positions"] = (along + torch.from_numpy(first)[:, None]).clamp_max(self.shift - 1)
-        return Batch(inputs, targets, tuple(self._document_at(rows.starts).tolist()))
+    @property
+    def bytes(self) -> int:
+        """The bytes of the documents."""
+        return self.chunks.bytes
+
+    @property
+    def mixture(self) -> tuple[MixtureComponent, ...]:
+        """The chunks of each subcorpus."""
+        return mixture_of(self.chunks.corpus, self.chunks.owners)
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """The documents these rows touch."""
-        starts, lengths = self._bounds(np.asarray(indices, dtype=np.int64))
-        touched = zip(self._document_at(starts).tolist(), self._document_at(starts + lengths - 2).tolist())
-        return self.corpus.where(chain.from_iterable(self._filled(first, last) for first, last in touched))
-
-    def _bounds(self, rows: Indices) -> tuple[Indices, Indices]:
-        """Where rows start in the stream, and how many tokens they have."""
-        starts = rows * self.length
-        return starts, np.minimum(self.length + 1, len(self.stream.flat) - starts)
-
-    def _document_at(self, places: Indices) -> Indices:
-        """Which document each place of the stream belongs to."""
-        return np.searchsorted(self.stream.starts, places, side="right") - 1
-
-    def _filled(self, first: int, last: int) -> Iterator[int]:
-        return (number for number in range(first, last + 1) if self.stream.lengths[number])
-
-    def _begins(self, rows: Rows) -> Tensor:
-        """BT, one column more than the inputs: where documents begin, whatever token it is that begins them."""
-        first = np.searchsorted(self.stream.starts, rows.starts)
-        counts = np.searchsorted(self.stream.starts, rows.starts + rows.lengths) - first
-        owners, places = spread(counts)
-        found = np.zeros((len(rows.starts), int(rows.lengths.max(initial=1))), dtype=bool)
-        found[owners, self.stream.starts[first[owners] + places] - rows.starts[owners]] = True
-        return torch.from_numpy(found)
-
-    @staticmethod
-    def _documents(begins: Tensor) -> dict[str, Tensor]:
-        """BT -> which document of its row a token is in, and its place there; nothing if every row has one."""
-        if not begins[:, 1:].any():
-            return {}
-        document = begins.cumsum(1) - begins[:, :1].long()
-        columns = torch.arange(begins.shape[1]).expand_as(begins)
-        last_begin = torch.where(begins, columns, 0).cummax(1).values
-        return {"positions": columns - last_begin, "document": document}
+        """The documents of these chunks."""
+        return self.chunks.corpus.where(self.chunks.owners[np.asarray(indices, dtype=np.int64)])

@@ -1,1 +1,1 @@
-"""Models speak: one search for all of them."""
+"""Decoding: one beam search for all models, and what it serves: translate, generate, fill, embed, classify, score."""

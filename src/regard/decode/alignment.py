@@ -1,4 +1,4 @@
-"""What a translation attends to in its source: one forced pass, which serves beams, draws and given texts alike."""
+"""Word alignment from cross-attention weights of one forced decoding pass, for generated and given targets."""
 
 from __future__ import annotations
 
@@ -10,94 +10,98 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from regard.data.tokenize.tokenizer import Encoded, Tokenizer, cut_words, word_numbers
-from regard.decode.generate import Answer, Request, batches, before_stop, padded, read_sources, require_room
+from regard.data.tokenize.tokenizer import EncodedText, Tokenizer, word_ids, word_offsets
+from regard.decode.generate import GeneratedText, Request, batch_requests, cut_at_stop, encode_sources
+from regard.decode.inputs import check_length, pad
 from regard.errors import InputError
-from regard.layers.contract import Context, Source
+from regard.layers.contract import Context
 from regard.layers.record import Record
 from regard.models.model import Network
 
 Head = tuple[int, int]
-"""A layer of the decoder and a head of its attention to the source, both counted from 0."""
+"""A cross-attention head: the index of its decoder layer and its index there."""
 
-_TOKENS = 4_096
+Links = list[tuple[int, int]]
+"""An alignment: (source word, target word), both counted from 0, sorted."""
+
+Units = tuple[Sequence[Hashable], Sequence[Hashable]]
+"""What is linked: the words of a source and of its target, or their tokens."""
+
+_BATCH_TOKENS = 4_096
+_MAX_TOKENS = 128  # longer pairs do not count when heads are chosen
 
 
-def cross_heads(network: Network) -> list[Head]:
-    """Every head that attends to the source, found by looking once; none in a model without such attention."""
+def cross_attention_heads(network: Network) -> list[Head]:
+    """All cross-attention heads, found by one recorded call; none in a model without cross-attention."""
     if network.encoder is None or network.decoder is None:
         return []
-    found = _recorded(network, [Request((0,), (0,), 0)], Record(_crosses))
+    found = _record_layers(network, [Request((0,), (0,), 0)], Record(_is_cross))
     return [(layer, head) for layer, weights in sorted(found.items()) for head in range(weights.shape[1])]
 
 
-def attended(
-    network: Network, begin: int, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], heads: Sequence[Head]
+def cross_attention_weights(
+    network: Network, bos: int, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], heads: Sequence[Head]
 ) -> Iterator[tuple[int, Tensor]]:
-    """The place of each pair of source tokens and said tokens, and heads x said x source: what is attended to.
+    """The index of each (source, target) pair and its cross-attention weights: heads x target x source tokens.
 
-    A row is that of the query which says the token: the one that has read the token before. The source ends with its
-    end token, which is read like the others and has no column.
+    Row t belongs to the query that predicts target token t: the one at the token before it. A source ends with EOS,
+    which is attended to but has no column.
     """
-    requests = [Request((begin, *said[:-1]), tuple(source), 0) for source, said in pairs]
+    requests = [Request((bos, *target[:-1]), tuple(source), 0) for source, target in pairs]
     layers = {layer for layer, _ in heads}
-    for places in batches(requests, _TOKENS):
-        chosen = [requests[place] for place in places]
-        found = _recorded(network, chosen, Record(lambda name: _crosses(name) and _layer(name) in layers))
+    for indices in batch_requests(requests, _BATCH_TOKENS):
+        record = Record(lambda name: _is_cross(name) and _layer_index(name) in layers)
+        found = _record_layers(network, [requests[index] for index in indices], record)
         weights = torch.stack([found[layer][:, head] for layer, head in heads], dim=1).float().cpu()
-        for row, place in enumerate(places):
-            source, said = pairs[place]
-            yield place, weights[row, :, : len(said), : len(source) - 1]
+        for row, index in enumerate(indices):
+            source, target = pairs[index]
+            yield index, weights[row, :, : len(target), : len(source) - 1]
 
 
 @torch.inference_mode()
-def _recorded(network: Network, requests: Sequence[Request], record: Record) -> dict[int, Tensor]:
-    """BHTS of each layer that the record wants, from one pass over all requests."""
-    source: Source | None = read_sources(network, [request.source for request in requests])
-    ids, padding = padded([request.prompt for request in requests], next(network.parameters()).device)
+def _record_layers(network: Network, requests: Sequence[Request], record: Record) -> dict[int, Tensor]:
+    """The weights BHTS of each layer that the record wants, from one pass over all requests."""
+    source = encode_sources(network, [request.source for request in requests])
+    ids, padding = pad([request.prompt for request in requests], next(network.parameters()).device)
     network.decode(ids, Context(source=source, padding=padding, record=record))
-    return {_layer(name): record.matrix(name) for name in record.rows}
+    return {_layer_index(name): record.matrix(name) for name in record.rows}
 
 
-def _crosses(name: str) -> bool:
+def _is_cross(name: str) -> bool:
     return name.startswith("decoder.") and name.endswith("cross")
 
 
-def _layer(name: str) -> int:
+def _layer_index(name: str) -> int:
     return int(name.split(".")[1])
 
 
-Links = list[tuple[int, int]]
-"""(source word, target word), both counted from 0, in order."""
+def extract_links(weights: Tensor, target_words: Sequence[int], source_words: Sequence[int]) -> Links:
+    """Link each target word to the source word with the most attention.
 
-
-def links(weights: Tensor, said: Sequence[int], read: Sequence[int]) -> Links:
-    """Link each target word to the source word it attends to most.
-
-    `weights` is target tokens by source tokens; `said` and `read` are the word of each token, -1 for one in no word.
-    What the tokens of a word attend to counts together, and so does what the tokens of a source word get.
+    `weights` is target tokens by source tokens; the others are each token's word, -1 for none. The weights of all
+    tokens of a word are summed.
     """
-    shares = _summed(_summed(weights, said).T, read).T
-    if not shares.numel():
+    sums = _sum_groups(_sum_groups(weights, target_words).T, source_words).T
+    if not sums.numel():
         return []
-    most, best = shares.max(dim=1)
+    most, best = sums.max(dim=1)
     return sorted((source, target) for target, source in enumerate(best.tolist()) if most[target] > 0)
 
 
-def _summed(rows: Tensor, groups: Sequence[int]) -> Tensor:
+def _sum_groups(rows: Tensor, groups: Sequence[int]) -> Tensor:
     """N x anything -> groups x anything: the sum of the rows of each group, without those of group -1."""
     numbers = torch.tensor(groups, dtype=torch.long)
     kept = numbers >= 0
     return rows.new_zeros(max(groups, default=-1) + 1, rows.shape[1]).index_add_(0, numbers[kept], rows[kept])
 
 
-def moses(found: Sequence[tuple[int, int]]) -> str:
-    """Links as Moses writes them: 0-0 1-2."""
-    return " ".join(f"{source}-{target}" for source, target in found)
+def write_moses(links: Sequence[tuple[int, int]]) -> str:
+    """Links in the format of Moses (Pharaoh format): 0-0 1-2."""
+    return " ".join(f"{source}-{target}" for source, target in links)
 
 
 def read_moses(line: str) -> Links:
-    """The opposite of `moses`."""
+    """The inverse of `write_moses`."""
     try:
         return sorted((int(source), int(target)) for source, target in (pair.split("-") for pair in line.split()))
     except ValueError:
@@ -106,88 +110,87 @@ def read_moses(line: str) -> Links:
 
 @dataclass(frozen=True)
 class Aligner:
-    """A translator whose attention links words; of several heads the mean counts."""
+    """Aligns words by the mean of some cross-attention heads."""
 
     network: Network
     tokenizers: tuple[Tokenizer, Tokenizer]
     heads: Sequence[Head]
 
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
-        """The links of given pairs."""
-        read, said = (
-            [tokenizer.encode_in_place(text) for text in texts]
-            for tokenizer, texts in zip(self.tokenizers, (sources, targets))
-        )
-        for place, (one, other) in enumerate(zip(read, said)):
-            require_room(self.network, max(len(one.ids) + 1, len(other.ids)), f"pair {place + 1:,}")
+        """The alignments of given pairs."""
+        encoded = [
+            tuple(map(Tokenizer.encode_with_offsets, self.tokenizers, pair)) for pair in zip(sources, targets)
+        ]  # fmt: skip
+        for index, (source, target) in enumerate(encoded):
+            check_length(self.network, max(len(source.ids) + 1, len(target.ids)), f"pair {index + 1:,}")
         found: list[Links] = [[] for _ in sources]
-        for place, weights in self.weights(read, [target.ids for target in said]):
-            words = word_numbers(targets[place], said[place].spans), word_numbers(sources[place], read[place].spans)
-            found[place] = links(weights, *words)
+        for index, weights in self.weights([pair[0] for pair in encoded], [pair[1].ids for pair in encoded]):
+            source, target = encoded[index]
+            words = word_ids(targets[index], target.offsets), word_ids(sources[index], source.offsets)
+            found[index] = extract_links(weights, *words)
         return found
 
-    def explain(
+    def annotate(
         self,
         texts: Sequence[str],
-        found: Sequence[Sequence[Answer]],
+        generated: Sequence[Sequence[GeneratedText]],
         *,
         prefixes: Sequence[str] | None = None,
         stop: tuple[str, ...] = (),
         alignment: bool = True,
         replace_unknown: bool = False,
-    ) -> list[list[Answer]]:
-        """The answers to texts with their alignment, or with source words for unknown ones, or with both."""
+    ) -> list[list[GeneratedText]]:
+        """The translations of texts with their alignment, or with unknown words replaced, or with both."""
         target = self.tokenizers[1]
-        begun = target.encode_batch([""] * len(texts) if prefixes is None else prefixes)
-        answers = [list(several) for several in found]
-        said = [
-            (place, rank, [*begun[place], *answer.tokens])
-            for place, several in enumerate(answers)
-            for rank, answer in enumerate(several)
-            if alignment or target.unknowns(answer.tokens)
+        prefix_ids = target.encode_batch([""] * len(texts) if prefixes is None else prefixes)
+        results = [list(translations) for translations in generated]
+        rows = [
+            (index, rank, [*prefix_ids[index], *translation.tokens])
+            for index, translations in enumerate(results)
+            for rank, translation in enumerate(translations)
+            if alignment or target.unknown_positions(translation.tokens)
         ]
-        read = {place: self.tokenizers[0].encode_in_place(texts[place]) for place, _, _ in said}
-        for number, weights in self.weights([read[place] for place, _, _ in said], [ids for _, _, ids in said]):
-            place, rank, ids = said[number]
-            answer, source, start = answers[place][rank], texts[place], len(begun[place])
-            instead = self.instead(source, read[place], ids, weights, start) if replace_unknown else {}
-            text, spans = target.decode_in_place(ids, instead)
-            if instead:
-                text = before_stop(text, len(target.decode(ids[:start])), stop)
-                answer = replace(answer, text=text)
+        encoded = {index: self.tokenizers[0].encode_with_offsets(texts[index]) for index, _, _ in rows}
+        for row, weights in self.weights([encoded[index] for index, _, _ in rows], [ids for _, _, ids in rows]):
+            index, rank, ids = rows[row]
+            translation, source, start = results[index][rank], texts[index], len(prefix_ids[index])
+            replaced = self.replacements(source, encoded[index], ids, weights, start) if replace_unknown else {}
+            text, offsets = target.decode_with_offsets(ids, replaced)
+            if replaced:
+                text = cut_at_stop(text, len(target.decode(ids[:start])), stop)
+                translation = replace(translation, text=text)
             if alignment:
-                words = word_numbers(answer.text, spans), word_numbers(source, read[place].spans)
-                answer = replace(answer, alignment=tuple(links(weights, *words)))
-            answers[place][rank] = answer
-        return answers
+                words = word_ids(translation.text, offsets), word_ids(source, encoded[index].offsets)
+                translation = replace(translation, alignment=tuple(extract_links(weights, *words)))
+            results[index][rank] = translation
+        return results
 
-    def instead(self, text: str, read: Encoded, ids: Sequence[int], weights: Tensor, start: int) -> dict[int, str]:
-        """What to write for the unknown tokens from `start` on: what they attend to most (Jean 2015, Luong 2015)."""
-        target, written = self.tokenizers[1], dict[int, str]()
-        for place in target.unknowns(ids):
-            shares = _summed(weights[place, :, None], read.units).flatten()
-            if place < start or not shares.any():
+    def replacements(
+        self, text: str, source: EncodedText, ids: Sequence[int], weights: Tensor, start: int
+    ) -> dict[int, str]:
+        """Unknown word replacement from position `start` on: the source word attended most (Jean 2015, Luong 2015)."""
+        target, replaced = self.tokenizers[1], dict[int, str]()
+        for position in target.unknown_positions(ids):
+            sums = _sum_groups(weights[position, :, None], source.units).flatten()
+            if position < start or not sums.any():
                 continue
-            spans = [span for span, unit in zip(read.spans, read.units) if unit == int(shares.argmax())]
-            first, last = spans[0][0], spans[-1][1]
-            before = target.decode_in_place(ids[:place], written)[0][-1:]
-            # Behind the sign that it stands behind in the source, as a bracket or a quotation mark, no space.
-            held = first > 0 and text[first - 1] == before and not before.isalnum()
-            written[place] = target.spell(text[first:last], apart=bool(before.strip()) and not held)
-        return written
+            offsets = [offset for offset, unit in zip(source.offsets, source.units) if unit == int(sums.argmax())]
+            first, last = offsets[0][0], offsets[-1][1]
+            before = target.decode_with_offsets(ids[:position], replaced)[0][-1:]
+            # No space after a sign that also precedes the word in the source, such as a bracket or a quotation mark.
+            attached = first > 0 and text[first - 1] == before and not before.isalnum()
+            new_word = bool(before.strip()) and not attached
+            replaced[position] = target.token_for_text(text[first:last], new_word=new_word)
+        return replaced
 
-    def weights(self, read: Sequence[Encoded], said: Sequence[Sequence[int]]) -> Iterator[tuple[int, Tensor]]:
-        """The place of each pair, and its said tokens by source tokens."""
-        source, target = self.tokenizers
-        pairs = [((*one.ids, source.end), other) for one, other in zip(read, said)]
-        for place, heads in attended(self.network, target.begin, pairs, self.heads):
-            yield place, heads.mean(dim=0)
-
-
-_LONGEST = 128
-
-Units = tuple[Sequence[Hashable], Sequence[Hashable]]
-"""What links are between: the words of a source and of its target, or their tokens."""
+    def weights(
+        self, sources: Sequence[EncodedText], targets: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, Tensor]]:  # fmt: skip
+        """The index of each pair and its weights, target tokens by source tokens."""
+        source_tokenizer, target_tokenizer = self.tokenizers
+        pairs = [((*source.ids, source_tokenizer.eos), target) for source, target in zip(sources, targets)]
+        for index, heads in cross_attention_weights(self.network, target_tokenizer.bos, pairs, self.heads):
+            yield index, heads.mean(dim=0)
 
 
 def choose_heads(
@@ -197,82 +200,85 @@ def choose_heads(
     targets: Sequence[str],
     gold: Sequence[Links] | None = None,
 ) -> list[Head]:
-    """The one head, or the heads of one layer, or all of them, that align these pairs best; long pairs do not count.
+    """The alignment heads: the head, the heads of one layer, or all heads, that align these pairs best.
 
-    With known alignments the best has the lowest alignment error rate. Without, it is the one whose links tell most
-    about the target's words and tokens. Of several that are as good, the first counts.
+    With gold alignments the best have the lowest alignment error rate, without, the highest mutual information between
+    linked words and tokens. The first of several equally good ones wins; long pairs do not count.
     """
-    heads = cross_heads(network)
-    choices = candidates(heads)
-    cut = [tuple(map(Tokenizer.encode_in_place, tokenizers, pair)) for pair in zip(sources, targets)]
-    longest = min(_LONGEST, network.max_positions or _LONGEST)
-    places = [place for place, pair in enumerate(cut) if all(0 < len(side.ids) < longest for side in pair)]
-    if len(choices) < 2 or not places:
+    heads = cross_attention_heads(network)
+    choices = candidate_heads(heads)
+    encoded = [tuple(map(Tokenizer.encode_with_offsets, tokenizers, pair)) for pair in zip(sources, targets)]
+    longest = min(_MAX_TOKENS, network.max_positions or _MAX_TOKENS)
+    indices = [index for index, pair in enumerate(encoded) if all(0 < len(side.ids) < longest for side in pair)]
+    if len(choices) < 2 or not indices:
         return heads
-    pairs = [((*cut[place][0].ids, tokenizers[0].end), cut[place][1].ids) for place in places]
-    mixed = torch.tensor([[float(head in choice) / len(choice) for head in heads] for choice in choices])
+    pairs = [((*encoded[index][0].ids, tokenizers[0].eos), encoded[index][1].ids) for index in indices]
+    averages = torch.tensor([[float(head in choice) / len(choice) for head in heads] for choice in choices])
     by_word: list[dict[int, Links]] = [{} for _ in choices]
     by_token: list[dict[int, Links]] = [{} for _ in choices]
-    for number, weights in attended(network, tokenizers[1].begin, pairs, heads):
-        place = places[number]
-        read, said = (
-            word_numbers(text, side.spans) for text, side in zip((sources[place], targets[place]), cut[place])
-        )
-        for choice, shares in enumerate(torch.einsum("ch,hts->cts", mixed, weights)):
-            by_word[choice][place] = links(shares, said, read)
-            by_token[choice][place] = links(shares, _alone(said), _alone(read))
+    for pair, weights in cross_attention_weights(network, tokenizers[1].bos, pairs, heads):
+        index = indices[pair]
+        texts = sources[index], targets[index]
+        source_words, target_words = (word_ids(text, side.offsets) for text, side in zip(texts, encoded[index]))
+        for choice, mean in enumerate(torch.einsum("ch,hts->cts", averages, weights)):
+            by_word[choice][index] = extract_links(mean, target_words, source_words)
+            by_token[choice][index] = extract_links(mean, _token_units(target_words), _token_units(source_words))
     if gold is not None:
-        scores = [
-            -error_rate([found[place] for place in places], [gold[place] for place in places]) for found in by_word
-        ]
+        known = [gold[index] for index in indices]
+        scores = [-alignment_error_rate([found[index] for index in indices], known) for found in by_word]
     else:
-        words = {place: (_words(sources[place]), _words(targets[place])) for place in places}
-        tokens = {place: (cut[place][0].ids, cut[place][1].ids) for place in places}
-        scores = [telling(one, words) + telling(other, tokens) for one, other in zip(by_word, by_token)]
+        words = {index: (_words(sources[index]), _words(targets[index])) for index in indices}
+        tokens = {index: (encoded[index][0].ids, encoded[index][1].ids) for index in indices}
+        scores = [
+            mutual_information(of_words, words) + mutual_information(of_tokens, tokens)
+            for of_words, of_tokens in zip(by_word, by_token)
+        ]
     return choices[scores.index(max(scores))]
 
 
-def candidates(heads: Sequence[Head]) -> list[list[Head]]:
-    """Each head, the heads of each layer, and all of them; none twice."""
+def candidate_heads(heads: Sequence[Head]) -> list[list[Head]]:
+    """Each head, the heads of each layer, and all heads; no set twice."""
     layers = [[head for head in heads if head[0] == layer] for layer in dict.fromkeys(layer for layer, _ in heads)]
     found = [*([head] for head in heads), *layers, list(heads)]
-    return [some for place, some in enumerate(found) if some not in found[:place]]
+    return [some for index, some in enumerate(found) if some not in found[:index]]
 
 
-def error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
-    """The alignment error rate (Och 2000) against links that are all sure: 0 is perfect, 1 is nothing right."""
+def alignment_error_rate(found: Sequence[Links], gold: Sequence[Links]) -> float:
+    """The alignment error rate, AER (Och 2000), if all gold links are sure: 0 is perfect, 1 is nothing right."""
     right = sum(len({*one} & {*other}) for one, other in zip(found, gold))
     return 1 - 2 * right / max(1, sum(map(len, found)) + sum(map(len, gold)))
 
 
-def telling(found: Mapping[int, Links], units: Mapping[int, Units]) -> float:
-    """How much a link tells about its target, in nats: the mutual information, learnt on one half, held to the other.
+def mutual_information(found: Mapping[int, Links], units: Mapping[int, Units]) -> float:
+    """The mutual information between linked sources and targets, in nats per link, by two-fold cross-validation.
 
-    What was never said in the half that is learnt from can be told by no link and does not count.
+    Targets that do not occur in the training half do not count.
     """
     halves: tuple[list[tuple[Hashable, Hashable]], ...] = ([], [])
-    for place, linked in found.items():
-        sources, targets = units[place]
-        halves[place % 2].extend((sources[source], targets[target]) for source, target in linked)
-    gained = [_gained(*halves), _gained(*reversed(halves))]
-    return sum(gained) / max(1, sum(map(len, halves)))
+    for index, links in found.items():
+        sources, targets = units[index]
+        halves[index % 2].extend((sources[source], targets[target]) for source, target in links)
+    gains = [_information_gain(*halves), _information_gain(*reversed(halves))]
+    return sum(gains) / max(1, sum(map(len, halves)))
 
 
-def _gained(learnt: Sequence[tuple[Hashable, Hashable]], held: Sequence[tuple[Hashable, Hashable]]) -> float:
-    """The sum of log p(target | source) - log p(target); a source seen once counts as much as what targets are like."""
-    joint, given, said = Counter(learnt), Counter(pair[0] for pair in learnt), Counter(pair[1] for pair in learnt)
-    gained = 0.0
-    for source, target in held:
-        if target in said:
-            chance = said[target] / len(learnt)
-            gained += math.log((joint[source, target] + chance) / (given[source] + 1) / chance)
-    return gained
+def _information_gain(
+    training: Sequence[tuple[Hashable, Hashable]], held_out: Sequence[tuple[Hashable, Hashable]]
+) -> float:
+    """The sum of log p(target | source) - log p(target); p(target) is the prior, with the weight of one pair."""
+    pairs, sources, targets = Counter(training), Counter(s for s, _ in training), Counter(t for _, t in training)
+    gain = 0.0
+    for source, target in held_out:
+        if target in targets:
+            prior = targets[target] / len(training)
+            gain += math.log((pairs[source, target] + prior) / (sources[source] + 1) / prior)
+    return gain
 
 
 def _words(text: str) -> list[str]:
-    return [text[start:end] for start, end in cut_words(text)]
+    return [text[start:end] for start, end in word_offsets(text)]
 
 
-def _alone(words: Sequence[int]) -> list[int]:
-    """Each token of a word numbered for itself."""
-    return [place if word >= 0 else -1 for place, word in enumerate(words)]
+def _token_units(words: Sequence[int]) -> list[int]:
+    """Each token that belongs to a word as a unit of its own."""
+    return [index if word >= 0 else -1 for index, word in enumerate(words)]

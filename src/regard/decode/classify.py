@@ -1,4 +1,4 @@
-"""What a model says of texts: a name, a number, or a name for each word."""
+"""Classification, regression and tagging: a label or a number per text, or a tag per word."""
 
 from __future__ import annotations
 
@@ -8,104 +8,108 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from regard.data.tokenize.tokenizer import Tokenizer, cut_words, word_numbers
+from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
 from regard.decode.generate import Progress
-from regard.decode.inputs import readings
+from regard.decode.inputs import batched_inputs
 from regard.errors import InputError
 from regard.models.model import Network
 
-UNSAID = "_"  # of a word without a token, such as a control character that the tokenizer leaves out
+NO_TAG = "_"  # of a word without a token, such as a control character that the tokenizer removes
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """The likeliest name of a text, and how likely each is."""
+class LabelPrediction:
+    """The most likely label of a text, and the probability of each label."""
 
     label: str
     probabilities: dict[str, float] = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Numbered:
-    """The number of a text."""
+class NumberPrediction:
+    """The number predicted for a text (regression)."""
 
     number: float
 
 
 @dataclass(frozen=True)
-class Tagged:
-    """The words of a text, each with its name."""
+class TagPrediction:
+    """The words of a text, each with its tag."""
 
     words: tuple[tuple[str, str], ...]
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The names alone."""
+        """The tags without the words."""
         return tuple(tag for _, tag in self.words)
 
 
-Text = str | tuple[str, str]
-"""A text, or two that are judged together."""
+Prediction = LabelPrediction | NumberPrediction | TagPrediction
 
-Said = Labelled | Numbered | Tagged
+Text = str | tuple[str, str]
+"""A text, or a pair of texts that is classified as one."""
 
 
 def classify(
     network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress = lambda done: None
-) -> list[Said]:
-    """What the model says of each text or pair of texts."""
+) -> list[Prediction]:
+    """The prediction for each text or pair of texts."""
     readout = network.description.readout
-    if readout.says == "names" and readout.tokenwise:
-        return list(_tagged(network, tokenizer, texts, progress))
-    found: dict[int, Said] = {}
-    for places, answers in _answers(network, tokenizer, texts, progress):
-        for place, answer in zip(places, answers.softmax(-1) if readout.says == "names" else answers):
-            found[place] = _labelled(network, answer) if readout.says == "names" else Numbered(float(answer[0]))
-    return [found[place] for place in range(len(texts))]
+    if readout.outputs == "labels" and readout.tokenwise:
+        return list(_predict_tags(network, tokenizer, texts, progress))
+    found: dict[int, Prediction] = {}
+    for indices, outputs in _outputs(network, tokenizer, texts, progress):
+        if readout.outputs == "labels":
+            predictions = [_predict_label(network, row) for row in outputs.softmax(-1)]
+            found |= dict(zip(indices, predictions))
+        else:
+            found |= {index: NumberPrediction(float(row[0])) for index, row in zip(indices, outputs)}
+    return [found[index] for index in range(len(texts))]
 
 
-def names_of(network: Network) -> tuple[str, ...]:
-    """The names a model knows; none of one that says numbers."""
-    found: tuple[str, ...] = getattr(network.description.readout, "names", ())
+def label_names(network: Network) -> tuple[str, ...]:
+    """The labels that a model predicts; none for regression."""
+    found: tuple[str, ...] = getattr(network.description.readout, "labels", ())
     return found
 
 
-def _labelled(network: Network, probabilities: Tensor) -> Labelled:
-    by_name = dict(zip(names_of(network), probabilities.tolist()))
-    return Labelled(max(by_name, key=by_name.__getitem__), by_name)
+def _predict_label(network: Network, probabilities: Tensor) -> LabelPrediction:
+    by_label = dict(zip(label_names(network), probabilities.tolist()))
+    return LabelPrediction(max(by_label, key=by_label.__getitem__), by_label)
 
 
-def _tagged(
+def _predict_tags(
     network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress
-) -> Iterator[Tagged]:  # fmt: skip
-    """A name for each word: what is said at its first token."""
-    names, alone = names_of(network), [text for text in texts if isinstance(text, str)]
-    if len(alone) < len(texts):
+) -> Iterator[TagPrediction]:  # fmt: skip
+    """The tag of each word: the prediction at its first token."""
+    labels, single = label_names(network), [text for text in texts if isinstance(text, str)]
+    if len(single) < len(texts):
         raise InputError("this model tags the words of one text, not of two (regard classify). Leave out --pairs.")
-    chosen: dict[int, list[int]] = {}
-    for places, answers in _answers(network, tokenizer, texts, progress):
-        chosen |= dict(zip(places, answers.argmax(-1).tolist()))
-    for place, text in enumerate(alone):
-        owners = word_numbers(text, tokenizer.encode_in_place(text).spans)
-        first = {owner: token for token, owner in reversed(list(enumerate(owners)))}
+    predicted: dict[int, list[int]] = {}
+    for indices, outputs in _outputs(network, tokenizer, texts, progress):
+        predicted |= dict(zip(indices, outputs.argmax(-1).tolist()))
+    for index, text in enumerate(single):
+        token_words = word_ids(text, tokenizer.encode_with_offsets(text).offsets)
+        first_token = {word: token for token, word in reversed(list(enumerate(token_words)))}
+        words = [text[start:end] for start, end in word_offsets(text)]
         tags = [
-            names[chosen[place][first[number] + 1]] if number in first else UNSAID  # behind the begin
-            for number in range(len(cut_words(text)))
+            labels[predicted[index][first_token[word] + 1]] if word in first_token else NO_TAG  # + 1: BOS
+            for word in range(len(words))
         ]
-        yield Tagged(tuple(zip((text[start:end] for start, end in cut_words(text)), tags)))
+        yield TagPrediction(tuple(zip(words, tags)))
 
 
 @torch.inference_mode()
-def _answers(
+def _outputs(
     network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """The places of some texts, and what is read out of them."""
-    paired = [place for place, text in enumerate(texts) if not isinstance(text, str)]
+    """Batches of texts: their indices and the readout's outputs."""
+    paired = [index for index, text in enumerate(texts) if not isinstance(text, str)]
     if paired and len(paired) < len(texts):
         raise InputError("some are texts and some are pairs of texts. Give one or the other.")
-    halves = [[text] if isinstance(text, str) else list(text) for text in texts]
-    sides = [tokenizer.encode_batch([half[side] for half in halves]) for side in range(2 if paired else 1)]
-    for places, inputs in readings(network, tokenizer, sides, texts=["\t".join(half) for half in halves]):
+    parts = [[text] if isinstance(text, str) else list(text) for text in texts]
+    segments = [tokenizer.encode_batch([part[segment] for part in parts]) for segment in range(2 if paired else 1)]
+    for indices, inputs in batched_inputs(network, tokenizer, segments, texts=["\t".join(part) for part in parts]):
         states = network.hidden_states(**inputs)  # type: ignore[arg-type]
-        yield places, network.readout(states, inputs.get("padding")).float().cpu()
-        progress(len(places))
+        yield indices, network.readout(states, inputs.get("padding")).float().cpu()
+        progress(len(indices))

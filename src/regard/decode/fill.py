@@ -1,4 +1,4 @@
-"""Words that are missing from a text, said by a model that has learnt to: single tokens, or spans."""
+"""Mask filling: tokens for [MASK] by a masked language model, spans for sentinels by a span-corruption model (T5)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from regard.data.tasks.masked_lm import ordinary_tokens
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import Progress, Request, answer, require_room, room
-from regard.decode.inputs import readings
+from regard.decode.generate import Progress, Request, generate_tokens
+from regard.decode.inputs import batched_inputs, check_length, clamp_max_tokens
 from regard.decode.options import Options
-from regard.decode.score import forced
+from regard.decode.score import forced_log_probabilities
 from regard.decode.search import Hypothesis
 from regard.errors import InputError
 from regard.models.model import Network
@@ -28,8 +28,8 @@ _MASKS = ("[MASK]", "<mask>")
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What may stand in a gap: its tokens, how they read, and how likely they are."""
+class Fill:
+    """A prediction for one mask: its tokens, their text and their probability."""
 
     tokens: tuple[int, ...]
     text: str
@@ -37,108 +37,109 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A text with the best choice in each gap, and the choices for each gap, best first."""
+class FilledText:
+    """A text with the best prediction in place of each mask, and the predictions for each mask, best first."""
 
     text: str
-    masks: list[list[Choice]]
+    masks: list[list[Fill]]
 
 
 @dataclass(frozen=True, eq=False)
-class Gaps:
-    """A tokenizer that finds gaps in a text; whatever else a text holds, even "</s>", stays text."""
+class Masks:
+    """Finds mask tokens or sentinels in a text; other special tokens, such as "</s>", remain plain text."""
 
     tokenizer: Tokenizer
-    names: tuple[str, ...]  # how gaps are written, as the tokenizer has it
+    names: tuple[str, ...]  # the texts of the mask tokens
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, ids: Sequence[int]) -> Gaps:
-        """Gaps that these tokens stand for."""
+    def of(cls, tokenizer: Tokenizer, ids: Sequence[int]) -> Masks:
+        """The masks with these token ids."""
         return cls(tokenizer, tuple(tokenizer.token_texts(ids)))
 
-    def cut(self, text: str) -> tuple[list[str], list[str]]:
-        """What stands around the gaps of a text, and how each is written; a mask is the next name not yet used."""
-        spelled = sorted({*self.names, *_MASKS}, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, spelled))})", text)
+    def split(self, text: str) -> tuple[list[str], list[str]]:
+        """The parts of a text around its masks, and the name of each; [MASK] becomes the next unused sentinel."""
+        names = sorted({*self.names, *_MASKS}, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, names))})", text)
         used = set(parts[1::2])
-        rest = iter([name for name in self.names if name not in used] if len(self.names) > 1 else ())
-        written = [name if name in self.names else next(rest, self.names[0]) for name in parts[1::2]]
-        if len(self.names) > 1 and len(set(written)) < len(written):
-            raise InputError(f"a gap is named twice, or there are more than {len(self.names)}. Name each once.")
-        return parts[::2], written
+        unused = iter([name for name in self.names if name not in used] if len(self.names) > 1 else ())
+        masks = [name if name in self.names else next(unused, self.names[0]) for name in parts[1::2]]
+        if len(self.names) > 1 and len(set(masks)) < len(masks):
+            raise InputError(f"a mask occurs twice, or there are more than {len(self.names)}. Use each once.")
+        return parts[::2], masks
 
-    def encode(self, around: Sequence[str], gaps: Sequence[str]) -> list[int]:
-        """A text with gaps as tokens."""
-        text = "".join(part for pair in zip(around, [*gaps, ""]) for part in pair)
-        return self._finder.encode(text)
+    def encode(self, parts: Sequence[str], masks: Sequence[str]) -> list[int]:
+        """The tokens of a text with masks, as split."""
+        text = "".join(part for pair in zip(parts, [*masks, ""]) for part in pair)
+        return self._mask_tokenizer.encode(text)
 
-    def put(self, before: str, tokens: Sequence[int]) -> str:
-        """A text with some tokens behind it, which know themselves whether a space stands before them."""
+    def append(self, before: str, tokens: Sequence[int]) -> str:
+        """Append tokens to a text, with a space between if the first token starts a word."""
         bare = before.rstrip(" ")
         if not tokens:
-            return bare if self._spaced else before
-        said, shown = self.tokenizer.decode(tokens), self.tokenizer.token_texts(tokens[:1])[0]
-        if self._marked and shown.startswith(self._marked):
-            return bare + said.removeprefix(self._marked)
-        if self._marked or not self._spaced:
-            return before + said
-        return f"{bare} {said.lstrip(' ')}" if bare and shown.startswith("▁") else bare + said.lstrip(" ")
+            return bare if self._words_include_space else before
+        text, first = self.tokenizer.decode(tokens), self.tokenizer.token_texts(tokens[:1])[0]
+        if self._continuation and first.startswith(self._continuation):
+            return bare + text.removeprefix(self._continuation)
+        if self._continuation or not self._words_include_space:
+            return before + text
+        return f"{bare} {text.lstrip(' ')}" if bare and first.startswith("▁") else bare + text.lstrip(" ")
 
     @cached_property
-    def _marked(self) -> str:
-        """What stands before a token that goes on with a word, where there is such a mark: ##."""
+    def _continuation(self) -> str:
+        """WordPiece's prefix of tokens that continue a word, ##; empty in other tokenizers."""
         return str(json.loads(self.tokenizer.to_json())["model"].get("continuing_subword_prefix") or "")
 
     @cached_property
-    def _spaced(self) -> bool:
-        """Whether a word is encoded with the space before it, which its gap then stands for too."""
+    def _words_include_space(self) -> bool:
+        """Whether a word is encoded with the space before it; its mask then replaces the space too."""
         return len(self.tokenizer.words("a b")) > 1
 
     @cached_property
-    def _finder(self) -> Tokenizer:
-        """The tokenizer, to which the names of gaps are no more special, so that it finds them in a text."""
+    def _mask_tokenizer(self) -> Tokenizer:
+        """The tokenizer with masks as ordinary added tokens, so that it finds them in a text."""
         plain = json.loads(self.tokenizer.to_json())
         for token in plain["added_tokens"]:
             if token["content"] in self.names:
-                token |= {"special": False, "normalized": False, "lstrip": token["lstrip"] or self._spaced}
-        return Tokenizer.from_json(json.dumps(plain), self.tokenizer.roles)
+                token |= {
+                    "special": False, "normalized": False, "lstrip": token["lstrip"] or self._words_include_space,
+                }  # fmt: skip
+        return Tokenizer.from_json(json.dumps(plain), self.tokenizer.special_tokens)
 
 
 def encode_masked(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A text as tokens, its masks among them."""
+    """The tokens of a text, mask tokens included."""
     if not any(mask in text for mask in _MASKS):
         return tokenizer.encode(text)
-    gaps = Gaps.of(tokenizer, [tokenizer.mask])
-    return gaps.encode(*gaps.cut(text))
+    masks = Masks.of(tokenizer, [tokenizer.mask])
+    return masks.encode(*masks.split(text))
 
 
-def encode_spans(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A text as tokens, its sentinels among them."""
-    gaps = Gaps.of(tokenizer, tokenizer.sentinels)
-    if not any(name in text for name in gaps.names):
+def encode_sentinels(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text, sentinels included."""
+    masks = Masks.of(tokenizer, tokenizer.sentinels)
+    if not any(name in text for name in masks.names):
         return tokenizer.encode(text)
-    return gaps.encode(*gaps.cut(text))
+    return masks.encode(*masks.split(text))
 
 
 @torch.inference_mode()
 def fill_masks(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], *, top: int, progress: Progress = lambda done: None
-) -> list[Filled]:
-    """The likeliest tokens for each mask, by a model that sees all of the text; each mask is filled on its own."""
-    gaps = Gaps.of(tokenizer, [tokenizer.mask])
-    cuts = [gaps.cut(text) for text in texts]
-    _require_gaps(cuts, tokenizer.token_texts([tokenizer.mask])[0])
-    rows = [gaps.encode(*cut) for cut in cuts]
-    found: dict[int, list[list[Choice]]] = {}
-    for places, inputs in readings(network, tokenizer, [rows]):
+) -> list[FilledText]:
+    """The most likely tokens for each mask, by a masked language model; each mask is filled independently."""
+    masks = Masks.of(tokenizer, [tokenizer.mask])
+    split = [masks.split(text) for text in texts]
+    _require_masks(split, tokenizer.token_texts([tokenizer.mask])[0])
+    rows = [masks.encode(*parts) for parts in split]
+    found: dict[int, list[list[Fill]]] = {}
+    for indices, inputs in batched_inputs(network, tokenizer, [rows]):
         states = network.hidden_states(**inputs)  # type: ignore[arg-type]
-        hidden = (inputs["ids"] == tokenizer.mask).nonzero()
-        choices = _likeliest(network, tokenizer, states[hidden[:, 0], hidden[:, 1]], top)
-        owners = hidden[:, 0].tolist()
-        for row, of_row in groupby(zip(owners, choices), key=lambda pair: pair[0]):
-            found[places[row]] = [chosen for _, chosen in of_row]
-        progress(len(places))
-    return [_filled(gaps, around, found[place]) for place, (around, _) in enumerate(cuts)]
+        masked = (inputs["ids"] == tokenizer.mask).nonzero()
+        fills = _top_tokens(network, tokenizer, states[masked[:, 0], masked[:, 1]], top)
+        for row, group in groupby(zip(masked[:, 0].tolist(), fills), key=lambda pair: pair[0]):
+            found[indices[row]] = [fills for _, fills in group]
+        progress(len(indices))
+    return [_fill_in(masks, parts, found[index]) for index, (parts, _) in enumerate(split)]
 
 
 def fill_spans(
@@ -149,72 +150,75 @@ def fill_spans(
     *,
     top: int,
     progress: Progress = lambda done: None,
-) -> list[Filled]:
-    """The likeliest spans for each gap, as a model has learnt to say them: each behind its sentinel (Raffel 2019)."""
+) -> list[FilledText]:
+    """The most likely spans for each sentinel, by a model trained on span corruption (Raffel 2019)."""
     source, target = tokenizers
-    gaps = Gaps.of(source, source.sentinels)
-    cuts = [gaps.cut(text) for text in texts]
-    _require_gaps(cuts, gaps.names[0])
-    numbers = dict(zip(gaps.names, target.sentinels))
+    masks = Masks.of(source, source.sentinels)
+    split = [masks.split(text) for text in texts]
+    _require_masks(split, masks.names[0])
+    sentinels = dict(zip(masks.names, target.sentinels))
     requests = []
-    for place, cut in enumerate(cuts):
-        read = (*gaps.encode(*cut), source.end)
-        require_room(network, len(read), f"text {place + 1:,}")
-        limit = options.max_tokens if options.max_tokens is not None else 2 * len(read) + 50
-        # What is to be said begins with the sentinel of the first gap.
-        requests.append(Request((target.begin, numbers[cut[1][0]]), read, room(network, limit, 2)))
-    wide = replace(options, n_best=top, beam=max(top, options.beam), temperature=0.0)
-    answers = answer(network, requests, wide, end=target.end, progress=progress)
-    asked = [(place, said) for place, found in enumerate(answers) for said in found]
-    rows = [_whole(requests[place], said, target.end) for place, said in asked]
-    values = forced(network, [Request(row, requests[place].source, 0) for row, (place, _) in zip(rows, asked)])
-    spans = [_spans(target, row[1:], of_row) for row, of_row in zip(rows, values)]
+    for index, (parts, names) in enumerate(split):
+        source_ids = (*masks.encode(parts, names), source.eos)
+        check_length(network, len(source_ids), f"text {index + 1:,}")
+        max_tokens = options.max_tokens if options.max_tokens is not None else 2 * len(source_ids) + 50
+        # The target starts with the first mask's sentinel.
+        prompt = target.bos, sentinels[names[0]]
+        requests.append(Request(prompt, source_ids, clamp_max_tokens(network, max_tokens, len(prompt))))
+    options = replace(options, n_best=top, beam=max(top, options.beam), temperature=0.0)
+    results = generate_tokens(network, requests, options, eos=target.eos, progress=progress)
+    hypotheses = [(index, hypothesis) for index, found in enumerate(results) for hypothesis in found]
+    rows = [_full_row(requests[index], hypothesis, target.eos) for index, hypothesis in hypotheses]
+    values = forced_log_probabilities(
+        network, [Request(row, requests[index].source, 0) for row, (index, _) in zip(rows, hypotheses)]
+    )
+    spans = [_parse_spans(target, row[1:], of_row) for row, of_row in zip(rows, values)]
     filled = []
-    for place, (around, names) in enumerate(cuts):
-        said = [found for found, (owner, _) in zip(spans, asked) if owner == place]
-        missing = Choice((), "", 0.0)
-        choices = [[found.get(numbers[name], missing) for found in said] for name in names]
-        distinct = [list({choice.tokens: choice for choice in reversed(some)}.values())[::-1] for some in choices]
-        best = [[found.get(numbers[name], missing)] for name in names for found in said[:1]]
-        filled.append(replace(_filled(gaps, around, best), masks=distinct))
+    for index, (parts, names) in enumerate(split):
+        own = [found for found, (owner, _) in zip(spans, hypotheses) if owner == index]
+        missing = Fill((), "", 0.0)
+        fills = [[found.get(sentinels[name], missing) for found in own] for name in names]
+        distinct = [list({fill.tokens: fill for fill in reversed(some)}.values())[::-1] for some in fills]
+        best = [[found.get(sentinels[name], missing)] for name in names for found in own[:1]]
+        filled.append(replace(_fill_in(masks, parts, best), masks=distinct))
     return filled
 
 
-def _likeliest(network: Network, tokenizer: Tokenizer, states: Tensor, top: int) -> list[list[Choice]]:
-    """PD -> the best tokens for each of P, special ones left out."""
+def _top_tokens(network: Network, tokenizer: Tokenizer, states: Tensor, top: int) -> list[list[Fill]]:
+    """PD -> the most likely tokens at each of P positions, without special tokens."""
     known = torch.from_numpy(np.flatnonzero(ordinary_tokens(tokenizer))).to(states.device)
     best = network.readout(states).float().softmax(-1)[:, known].topk(min(top, len(known)))
     return [
-        [Choice((token,), tokenizer.decode([token]), probability) for token, probability in zip(*row)]
+        [Fill((token,), tokenizer.decode([token]), probability) for token, probability in zip(*row)]
         for row in zip(known[best.indices].tolist(), best.values.tolist())
     ]
 
 
-def _filled(gaps: Gaps, around: Sequence[str], choices: list[list[Choice]]) -> Filled:
-    text = around[0]
-    for part, some in zip(around[1:], choices):
-        text = gaps.put(text, some[0].tokens) + part
-    return Filled(text, choices)
+def _fill_in(masks: Masks, parts: Sequence[str], fills: list[list[Fill]]) -> FilledText:
+    text = parts[0]
+    for part, some in zip(parts[1:], fills):
+        text = masks.append(text, some[0].tokens) + part
+    return FilledText(text, fills)
 
 
-def _whole(request: Request, said: Hypothesis, end: int) -> tuple[int, ...]:
-    """All that was said, from begin to end."""
-    return (*request.prompt, *said.tokens, *((end,) if said.ended else ()))
+def _full_row(request: Request, hypothesis: Hypothesis, eos: int) -> tuple[int, ...]:
+    """The whole target from BOS to EOS."""
+    return (*request.prompt, *hypothesis.tokens, *((eos,) if hypothesis.ended else ()))
 
 
-def _spans(tokenizer: Tokenizer, said: Sequence[int], values: Sequence[float]) -> dict[int, Choice]:
-    """What stands behind each sentinel, as likely as its tokens and what closes it; the first counts."""
-    marks = {*tokenizer.sentinels, tokenizer.end}
-    places = [place for place, token in enumerate(said) if token in marks]
-    found: dict[int, Choice] = {}
-    for start, stop in zip(places, [*places[1:], len(said)]):
-        tokens = tuple(said[start + 1 : stop])
-        likely = math.exp(sum(values[start + 1 : stop + 1]))
-        found.setdefault(said[start], Choice(tokens, tokenizer.decode(tokens).strip(), likely))
+def _parse_spans(tokenizer: Tokenizer, target: Sequence[int], values: Sequence[float]) -> dict[int, Fill]:
+    """The span after each sentinel, with the probability of its tokens and of the sentinel or EOS that ends it."""
+    delimiters = {*tokenizer.sentinels, tokenizer.eos}
+    starts = [position for position, token in enumerate(target) if token in delimiters]
+    found: dict[int, Fill] = {}
+    for start, stop in zip(starts, [*starts[1:], len(target)]):
+        tokens = tuple(target[start + 1 : stop])
+        probability = math.exp(sum(values[start + 1 : stop + 1]))
+        found.setdefault(target[start], Fill(tokens, tokenizer.decode(tokens).strip(), probability))
     return found
 
 
-def _require_gaps(cuts: Sequence[tuple[list[str], list[str]]], name: str) -> None:
-    for place, (_, gaps) in enumerate(cuts):
-        if not gaps:
-            raise InputError(f"text {place + 1:,} has no gap to fill. Write {name} or [MASK] where a word is missing.")
+def _require_masks(split: Sequence[tuple[list[str], list[str]]], name: str) -> None:
+    for index, (_, masks) in enumerate(split):
+        if not masks:
+            raise InputError(f"text {index + 1:,} has no mask to fill. Write {name} or [MASK] where a word is missing.")

@@ -1,4 +1,4 @@
-"""What a model can be asked to do; that follows from what it is made of."""
+"""Network inputs of texts: special tokens, padding, batches by length, length limits; and what a model can do."""
 
 from __future__ import annotations
 
@@ -8,122 +8,158 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.data.tokenize.characters import Characters, spell_texts, spellings
-from regard.data.tokenize.encode import Frame, padding_of, rows_of
+from regard import messages
+from regard.data.tokenize.characters import Characters, text_characters, token_characters
+from regard.data.tokenize.encode import Template, padding_mask, token_rows
 from regard.data.tokenize.tokenizer import SPECIALS, Tokenizer
-from regard.decode.generate import by_length, opened, padded, require_room
 from regard.errors import InputError
 from regard.models.model import Model, Network
 
+MAX_ROWS = 128
+BATCH_TOKENS = 16_384
 
-def verbs(model: Model, tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The verbs that fit a model, first the one it was made for."""
-    if model.readout.says == "vectors":
+Tokens = Sequence[Sequence[int]]
+"""The token ids of some texts."""
+
+
+def capabilities(model: Model, tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The commands that fit a model, first the one it was trained for."""
+    if model.readout.outputs == "vectors":
         return ("embed",)
-    if model.readout.says != "words":
+    if model.readout.outputs != "tokens":
         return "classify", "embed"
     if model.decoder is None:
-        # Who says each token from its two sides has never seen a mask.
-        return ("fill", "score", "embed") if model.readout.sides == 1 else ("embed",)
+        # A bidirectional language model was not trained with masks.
+        return ("fill", "score", "embed") if model.readout.directions == 1 else ("embed",)
     if model.encoder is None:
         return "generate", "score", "embed"
     return ("translate", "score", "embed", *(("fill",) if tokenizer.sentinels else ()))
 
 
-def require_verb(model: Model, tokenizer: Tokenizer, verb: str, what: str | None = None) -> None:
-    """Refuse what a model was not made for; `what` says it in other words than the verb."""
-    known = verbs(model, tokenizer)
+def require_capability(model: Model, tokenizer: Tokenizer, verb: str, what: str | None = None) -> None:
+    """Raise an error if a model was not trained for a command; `what` replaces the verb in the message."""
+    known = capabilities(model, tokenizer)
     if verb not in known:
         raise InputError(f"this model does not {what or verb}; it was made to {known[0]}. Try: regard {known[0]}.")
 
 
-Tokens = Sequence[Sequence[int]]
-"""The tokens of some texts."""
+def check_length(network: Network, tokens: int, what: str) -> None:
+    """Raise an error if a text has more tokens than the model has positions."""
+    if network.max_positions is not None and tokens > network.max_positions:
+        raise messages.TOO_LONG(what=what, tokens=tokens, longest=network.max_positions)
 
 
-def readings(
-    network: Network, tokenizer: Tokenizer, sides: Sequence[Tokens], *, texts: Sequence[str] = (), what: str = "text"
+def clamp_max_tokens(network: Network, max_tokens: int, used: int) -> int:
+    """How many of `max_tokens` new tokens fit into the model's positions after those in use."""
+    return max_tokens if network.max_positions is None else max(0, min(max_tokens, network.max_positions - used))
+
+
+def batch_by_length(lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+    """Indices of rows of these lengths, longest first, in batches of at most so many tokens, padding included."""
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[batch[0]] if batch else 0
+        if batch and (len(batch) >= MAX_ROWS or (len(batch) + 1) * longest > tokens):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def pad(rows: Tokens, device: torch.device, value: int = 0) -> tuple[Tensor, Tensor | None]:
+    """Rows of different lengths -> BT, and True where there is a token, or None when all have the same length."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[value] * (longest - len(row))] for row in rows], device=device)
+    if min(map(len, rows)) == longest:
+        return ids, None
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return ids, torch.arange(longest, device=device) < lengths[:, None]
+
+
+def batched_inputs(
+    network: Network, tokenizer: Tokenizer, segments: Sequence[Tokens], *, texts: Sequence[str] = ()
 ) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
-    """The places of some texts, and what the network is given to read them; `sides` are the texts, or two of each.
+    """Batches of texts: their indices and the network's inputs; `segments` are the texts, or both texts of pairs.
 
-    A model that reads letters and knows no words needs the `texts` themselves.
+    A model with a CharacterCNN and no vocabulary of its own needs the `texts` themselves.
     """
-    table = _spellings(network, tokenizer)
-    around = Frame.of(tokenizer).around(len(sides)) if _framed(network) else 1
-    lengths = [sum(map(len, rows)) + around for rows in zip(*sides)]
-    for place, rows in enumerate(zip(*sides)):
-        require_room(network, length_of(network, tokenizer, rows), f"{what} {place + 1:,}")
-    for places in by_length(lengths):
-        inputs = inputs_of(network, tokenizer, [[side[place] for place in places] for side in sides])
+    table = _character_table(network, tokenizer)
+    special = Template.of(tokenizer).num_special_tokens(len(segments)) if _has_template(network) else 1
+    lengths = [sum(map(len, rows)) + special for rows in zip(*segments)]
+    for index, rows in enumerate(zip(*segments)):
+        check_length(network, input_length(network, tokenizer, rows), f"text {index + 1:,}")
+    for indices in batch_by_length(lengths):
+        inputs = network_inputs(network, tokenizer, [[segment[index] for index in indices] for segment in segments])
         if table is not None:
-            inputs["ids"] = _looked_up(table, inputs["ids"])
-        elif network.description.embed.letters:
-            inputs["ids"] = _spelled(network, tokenizer, [texts[place] for place in places])
-        yield places, inputs
+            inputs["ids"] = _look_up(table, inputs["ids"])
+        elif network.description.embed.characters:
+            inputs["ids"] = _text_characters(network, tokenizer, [texts[index] for index in indices])
+        yield indices, inputs
 
 
-def _spellings(network: Network, tokenizer: Tokenizer) -> Characters | None:
-    """How each token is spelled, for a model that reads letters and has learnt which tokens there are."""
-    letters = network.description.embed.letters
-    if not letters or tokenizer.vocabulary <= len(SPECIALS):
-        return None
-    return np.asarray(spellings(tokenizer, letters=letters))
-
-
-def as_read(network: Network, tokenizer: Tokenizer, ids: Tensor, *, text: str | None = None) -> Tensor:
-    """BT -> what the network reads of these tokens: their numbers, or BTC, the letters of each.
-
-    A model that reads letters and knows no words needs the `text` that they are.
-    """
-    table = _spellings(network, tokenizer) if ids.dim() == 2 else None
-    if table is None and text is not None and network.description.embed.letters:
-        return _spelled(network, tokenizer, [text]).to(ids.device)
-    return ids if table is None else _looked_up(table, ids)
-
-
-def _spelled(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
-    """-> BTC: the letters of each word, whatever words there are."""
-    return torch.from_numpy(spell_texts([*map(tokenizer.words, texts)], network.description.embed.letters)[0])
-
-
-def _looked_up(table: Characters, ids: Tensor) -> Tensor:
-    return torch.from_numpy(table[ids.cpu().numpy()]).to(ids.device)
-
-
-def inputs_of(network: Network, tokenizer: Tokenizer, sides: Sequence[Tokens]) -> dict[str, Tensor]:
-    """What the network is given to read some texts: ids, padding where they differ in length, segments of pairs."""
+def network_inputs(network: Network, tokenizer: Tokenizer, segments: Sequence[Tokens]) -> dict[str, Tensor]:
+    """The network's inputs for a batch: ids, padding if lengths differ, segments of pairs."""
     device = next(network.parameters()).device
-    if not _framed(network):
-        rows = [_bare(network, tokenizer, ids) for ids in sides[0]]
-        ids, padding = padded(rows, device)
+    if not _has_template(network):
+        rows = [add_special_tokens(network, tokenizer, ids) for ids in segments[0]]
+        ids, padding = pad(rows, device)
         return {"ids": ids} if padding is None else {"ids": ids, "padding": padding}
-    framed = Frame.of(tokenizer).put([rows_of(texts) for texts in sides])
-    inputs = {"ids": torch.from_numpy(framed.ids), **padding_of("padding", framed.lengths)}
-    if len(sides) > 1 and getattr(network.description.embed, "segments", 0) > 1:  # RoBERTa has one, for all texts
+    framed = Template.of(tokenizer).fill([token_rows(texts) for texts in segments])
+    inputs = {"ids": torch.from_numpy(framed.ids), **padding_mask("padding", framed.lengths)}
+    if len(segments) > 1 and network.description.embed.segments > 1:  # RoBERTa has one for all texts
         inputs["segments"] = torch.from_numpy(framed.segments)
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
-def row_of(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """A text's tokens in their frame."""
-    if _framed(network):
-        return (tokenizer.begin, *ids, tokenizer.end)
-    return _bare(network, tokenizer, ids)
+def input_ids(network: Network, tokenizer: Tokenizer, ids: Tensor, *, text: str | None = None) -> Tensor:
+    """BT -> the network's input for these tokens: their ids, or BTC, the characters of each.
+
+    A model with a CharacterCNN and no vocabulary of its own needs the `text` itself.
+    """
+    table = _character_table(network, tokenizer) if ids.dim() == 2 else None
+    if table is None and text is not None and network.description.embed.characters:
+        return _text_characters(network, tokenizer, [text]).to(ids.device)
+    return ids if table is None else _look_up(table, ids)
 
 
-def length_of(network: Network, tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> int:
-    """How many tokens are read of a text or a pair of texts."""
-    if _framed(network):
-        return sum(map(len, texts)) + Frame.of(tokenizer).around(len(texts))
-    return len(_bare(network, tokenizer, texts[0]))
+def _character_table(network: Network, tokenizer: Tokenizer) -> Characters | None:
+    """The characters of each token, for a model with a CharacterCNN and a vocabulary."""
+    characters = network.description.embed.characters
+    if not characters or tokenizer.vocabulary <= len(SPECIALS):
+        return None
+    return np.asarray(token_characters(tokenizer, characters=characters))
 
 
-def _framed(network: Network) -> bool:
-    """Whether texts stand between a begin and an end; not those of models that go on with a text or translate it."""
+def _text_characters(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
+    """-> BTC: the characters of each word of the texts."""
+    return torch.from_numpy(text_characters([*map(tokenizer.words, texts)], network.description.embed.characters)[0])
+
+
+def _look_up(table: Characters, ids: Tensor) -> Tensor:
+    return torch.from_numpy(table[ids.cpu().numpy()]).to(ids.device)
+
+
+def add_special_tokens(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """A text's tokens with the special tokens that the network expects around them."""
+    if _has_template(network):
+        return (tokenizer.bos, *ids, tokenizer.eos)
+    return prompt_ids(tokenizer, ids) if network.encoder is None else (*ids, tokenizer.eos)
+
+
+def prompt_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """A language model's prompt: the tokenizer's prompt prefix and the text; never empty."""
+    return (*tokenizer.prompt_prefix, *ids) or (tokenizer.bos,)
+
+
+def input_length(network: Network, tokenizer: Tokenizer, texts: Tokens) -> int:
+    """The number of input tokens of a text or a pair of texts, special tokens included."""
+    if _has_template(network):
+        return sum(map(len, texts)) + Template.of(tokenizer).num_special_tokens(len(texts))
+    return len(add_special_tokens(network, tokenizer, texts[0]))
+
+
+def _has_template(network: Network) -> bool:
+    """Whether texts stand between BOS and EOS ([CLS] and [SEP]); not in language models and translators."""
     model = network.description
-    return model.decoder is None or model.readout.says != "words"
-
-
-def _bare(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """A source, with its end behind it; or a prompt, with what opens it."""
-    return opened(tokenizer, ids) if network.encoder is None else (*ids, tokenizer.end)
+    return model.decoder is None or model.readout.outputs != "tokens"

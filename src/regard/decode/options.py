@@ -1,4 +1,4 @@
-"""What a search may say next: constraints on the logits, and the draw of a sample."""
+"""Decoding options: beam search, length penalty, sampling (temperature, top-k, top-p), constraints on the logits."""
 
 from __future__ import annotations
 
@@ -7,33 +7,34 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import InputError
 
 T = TypeVar("T", float, Tensor)
 
-Normalization = Literal["wu", "length"]
-"""What counts as length: (5 + tokens) / 6 (Wu 2016, equation 14), or the tokens, as Hugging Face has it."""
+LengthNormalization = Literal["wu", "length"]
+"""The length that scores are normalized by: (5 + tokens) / 6 (Wu 2016, equation 14), or tokens (Hugging Face)."""
 
-Ending = Literal["exact", "likely", "full"]
-"""When a beam search ends: when nothing alive can end better than what is there; when it would not if it ended now; or
-as soon as there are as many answers as beams. Hugging Face's early_stopping "never", false and true."""
+EarlyStopping = bool | Literal["never"]
+"""When beam search stops, as in Hugging Face. "never": when no unfinished hypothesis can beat the finished ones; False:
+when none would if it finished now; True: as soon as there are as many finished hypotheses as beams."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How to search. A temperature above 0 draws samples; otherwise beam 1 is greedy and more is beam search."""
+    """Decoding options. A temperature above 0 samples; otherwise beam 1 is greedy search, and more is beam search."""
 
     beam: int = 1
     n_best: int = 1
-    length_penalty: float = 0.6  # scores are divided by the length to this power
-    normalization: Normalization = "wu"
-    ending: Ending = "exact"
-    coverage_penalty: float = 0.0  # Wu 2016: punishes source words that nobody attended to
+    length_penalty: float = 0.6  # scores are divided by the length to this power (Wu 2016)
+    normalization: LengthNormalization = "wu"
+    early_stopping: EarlyStopping = "never"
+    coverage_penalty: float = 0.0  # Wu 2016: lowers the score when source tokens get little attention
     temperature: float = 0.0
     top_k: int = 0
-    top_p: float = 1.0
+    top_p: float = 1.0  # nucleus sampling (Holtzman 2020)
     min_p: float = 0.0
     seed: int = 0
     no_repeat_ngram: int = 0
@@ -41,12 +42,12 @@ class Options:
     min_tokens: int = 0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    never: tuple[int, ...] = ()  # tokens that are never said
-    not_first: tuple[int, ...] = ()  # tokens that are not said first
-    first: int | None = None  # what is said first, if it is not for the model to say
-    last: tuple[int, ...] = ()  # what alone may be said where no more than one token may follow
-    renormalised: bool = False  # Hugging Face's beams: probabilities add up to 1 again after all rules
-    also_end: tuple[int, ...] = ()  # tokens that end a text, beside the end token
+    suppress_tokens: tuple[int, ...] = ()  # never generated
+    begin_suppress_tokens: tuple[int, ...] = ()  # not generated first
+    forced_bos: int | None = None  # generated first, whatever the model predicts
+    forced_eos: tuple[int, ...] = ()  # the only tokens allowed at the length limit
+    renormalize_logits: bool = False  # Hugging Face's beam search: renormalize after all constraints
+    extra_eos: tuple[int, ...] = ()  # end a text, in addition to the end token
 
     def __post_init__(self) -> None:
         bounds: list[tuple[str, float, float, float]] = [
@@ -70,67 +71,69 @@ class Options:
             raise InputError(f"n_best {self.n_best} needs a beam of at least {self.n_best}, got beam {self.beam}.")
 
     def penalty(self, length: T) -> T:
-        """What the sum of log-probabilities of so many tokens is divided by."""
+        """The length penalty (Wu 2016): a sum of log-probabilities of this many tokens is divided by it."""
         counted: T = (5 + length) / 6 if self.normalization == "wu" else length
         divisor: T = counted**self.length_penalty
         return divisor
 
 
 Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(log-probabilities A k N of the next token, A k of the past) -> candidates A c: their sums, parents and tokens."""
+"""(next-token log-probabilities A k N, sums A k so far) -> candidates A c: their sums, parent beams and tokens."""
 
 
-def competing(beam: int, ends: int = 1) -> Propose:
+def beam_candidates(beam: int, eos_tokens: int = 1) -> Propose:
     """Beam search: the best 2k continuations of a sentence's k beams, so that k remain even if k of them end.
 
-    Where several tokens end a text, each of k beams may end in as many ways.
+    With several end tokens, each of the k beams can end in as many ways.
     """
-    count = (1 + ends) * beam
+    count = (1 + eos_tokens) * beam
 
-    def propose(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def propose(log_probabilities: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The best of all beams are among the best of each.
-        best, words = following.topk(min(count, following.shape[-1]), dim=-1)
-        sums = (past[..., None] + best).flatten(1)
-        short = max(0, count - sums.shape[1])
-        sums = torch.nn.functional.pad(sums, (0, short), value=-torch.inf)
-        values, flat = sums.topk(count, dim=1)
-        parents = (flat // best.shape[-1]).clamp_max(past.shape[1] - 1)
-        return values, parents, torch.nn.functional.pad(words.flatten(1), (0, short)).gather(1, flat)
+        best, tokens = log_probabilities.topk(min(count, log_probabilities.shape[-1]), dim=-1)
+        totals = (sums[..., None] + best).flatten(1)
+        missing = max(0, count - totals.shape[1])
+        totals, flat = F.pad(totals, (0, missing), value=-torch.inf).topk(count, dim=1)
+        parents = (flat // best.shape[-1]).clamp_max(sums.shape[1] - 1)
+        return totals, parents, F.pad(tokens.flatten(1), (0, missing)).gather(1, flat)
 
     return propose
 
 
-def greedy(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuation of the one row a sentence has."""
-    best, tokens = following[:, 0].max(dim=-1, keepdim=True)
-    return past + best, torch.zeros_like(tokens), tokens
+def greedy(log_probabilities: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Greedy search: the best continuation of the one hypothesis per sentence."""
+    best, tokens = log_probabilities[:, 0].max(dim=-1, keepdim=True)
+    return sums + best, torch.zeros_like(tokens), tokens
 
 
-def drawing(options: Options, numbers: Callable[[], Tensor]) -> Propose:
-    """One draw a row; `numbers` gives each row its own next random number, so neighbours do not matter."""
+def sample(options: Options, random_numbers: Callable[[], Tensor]) -> Propose:
+    """Sampling with temperature, top-k, min-p and top-p (nucleus sampling, Holtzman 2020): one token per row.
 
-    def propose(following: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        following = following[:, 0]
-        probabilities, order = (following / options.temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    `random_numbers` gives each row the next number of its own stream, so that the batch does not change a sample.
+    """
+
+    def propose(log_probabilities: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        log_probabilities = log_probabilities[:, 0]
+        probabilities, order = (log_probabilities / options.temperature).softmax(dim=-1).sort(dim=-1, descending=True)
         ranks = torch.arange(order.shape[-1], device=order.device)
         keep = probabilities >= options.min_p * probabilities[:, :1]
         keep &= probabilities.cumsum(-1) - probabilities < options.top_p
         if options.top_k:
             keep &= ranks < options.top_k
         keep |= ranks == 0
-        heights = (probabilities * keep).double().cumsum(dim=-1)
-        drawn = numbers().to(heights) * heights[:, -1]
-        chosen = (heights <= drawn[:, None]).sum(dim=-1, keepdim=True)
-        # A draw at the very top must not fall on a word that was ruled out.
+        cumulative = (probabilities * keep).double().cumsum(dim=-1)
+        drawn = random_numbers().to(cumulative) * cumulative[:, -1]
+        chosen = (cumulative <= drawn[:, None]).sum(dim=-1, keepdim=True)
+        # A number close to 1 must not select a token outside the nucleus.
         chosen = torch.minimum(chosen, keep.sum(dim=-1, keepdim=True) - 1)
         tokens = order.gather(1, chosen)
-        return past + following.gather(1, tokens), torch.zeros_like(tokens), tokens
+        return sums + log_probabilities.gather(1, tokens), torch.zeros_like(tokens), tokens
 
     return propose
 
 
 class RandomNumbers:
-    """A stream of numbers in [0, 1) for each row, from its own seed; drawn in blocks as they are needed."""
+    """One stream of random numbers in [0, 1) per row, each from its own seed, drawn in blocks."""
 
     block = 64
 
@@ -139,7 +142,7 @@ class RandomNumbers:
         self.drawn = torch.zeros(len(seeds), 0)
 
     def at(self, step: int) -> Tensor:
-        """-> R: every row's number of this step."""
+        """-> R: each row's number at this step."""
         while step >= self.drawn.shape[1]:
             more = [torch.rand(self.block, generator=generator) for generator in self.generators]
             self.drawn = torch.cat([self.drawn, torch.stack(more)], dim=1)
@@ -147,55 +150,55 @@ class RandomNumbers:
 
 
 def constrain(
-    logits: Tensor, history: Tensor, options: Options, *, made: int, end: int, over: Tensor | None = None
+    logits: Tensor, history: Tensor, options: Options, *, new_tokens: int, eos: int, at_limit: Tensor | None = None
 ) -> Tensor:
-    """RN logits under the options' rules; `history` RL is all that was said (-1 where a row has no token).
+    """Apply the options' constraints to RN logits (Hugging Face: logits processors).
 
-    `over` R says which rows may say one more token only.
+    `history` RL is the prompt and the generated tokens (-1: no token); `new_tokens` counts the generated ones.
+    `at_limit` R marks rows that may generate one more token only.
     """
-    unwanted = list(options.never)
-    if made < options.min_tokens:
-        unwanted += [end, *options.also_end]
-    if made == (options.first is not None):
-        unwanted += options.not_first
-    if unwanted:
-        logits = logits.index_fill(1, torch.tensor(unwanted, device=logits.device), -torch.inf)
+    suppressed = list(options.suppress_tokens)
+    if new_tokens < options.min_tokens:
+        suppressed += [eos, *options.extra_eos]
+    if new_tokens == (options.forced_bos is not None):
+        suppressed += options.begin_suppress_tokens
+    if suppressed:
+        logits = logits.index_fill(1, torch.tensor(suppressed, device=logits.device), -torch.inf)
     if options.repetition_penalty != 1.0:
-        seen = torch.zeros_like(logits, dtype=torch.bool)
-        seen.scatter_(1, history.clamp_min(0), history >= 0)
-        # Two writes to token 0 (a real one and a clamped one) must end as the real one.
-        seen[:, 0] = (history == 0).any(dim=1)
-        punished = torch.where(logits > 0, logits / options.repetition_penalty, logits * options.repetition_penalty)
-        logits = torch.where(seen, punished, logits)
+        present = torch.zeros_like(logits, dtype=torch.bool)
+        present.scatter_(1, history.clamp_min(0), history >= 0)
+        # Clamped padding also writes to token 0, so that token is set again.
+        present[:, 0] = (history == 0).any(dim=1)
+        penalized = torch.where(logits > 0, logits / options.repetition_penalty, logits * options.repetition_penalty)
+        logits = torch.where(present, penalized, logits)
     if options.no_repeat_ngram:
         logits = logits.clone()
-        for row, said in enumerate(history.tolist()):
-            banned = _completing([token for token in said if token >= 0], options.no_repeat_ngram)
+        for row, tokens in enumerate(history.tolist()):
+            banned = _repeating_tokens([token for token in tokens if token >= 0], options.no_repeat_ngram)
             logits[row, banned] = -torch.inf
-    if options.first is not None and made == 0:
-        logits = _only(logits, (options.first,), (history >= 0).sum(dim=1) == 1)
-    if options.last and over is not None:
-        logits = _only(logits, options.last, over)
+    if options.forced_bos is not None and new_tokens == 0:
+        logits = _force(logits, (options.forced_bos,), (history >= 0).sum(dim=1) == 1)
+    if options.forced_eos and at_limit is not None:
+        logits = _force(logits, options.forced_eos, at_limit)
     return logits
 
 
-def _only(logits: Tensor, tokens: tuple[int, ...], rows: Tensor) -> Tensor:
-    """Nothing but these tokens in some rows, and they for certain."""
-    certain = torch.full_like(logits[:1], -torch.inf)
-    certain[:, list(tokens)] = 0.0
-    return torch.where(rows[:, None], certain, logits)
+def _force(logits: Tensor, tokens: tuple[int, ...], rows: Tensor) -> Tensor:
+    """In the rows marked, logits 0 for these tokens and minus infinity for all others."""
+    forced = torch.full_like(logits[:1], -torch.inf)
+    forced[:, list(tokens)] = 0.0
+    return torch.where(rows[:, None], forced, logits)
 
 
-def _completing(said: list[int], length: int) -> list[int]:
-    """The tokens that would say again a run of `length` tokens that was said before."""
-    if len(said) < length:
+def _repeating_tokens(tokens: list[int], size: int) -> list[int]:
+    """The tokens that would complete an n-gram of this size that already occurred."""
+    if len(tokens) < size:
         return []
-    tail = said[len(said) - length + 1 :]
-    return [said[i + length - 1] for i in range(len(said) - length + 1) if said[i : i + length - 1] == tail]
+    tail = tokens[len(tokens) - size + 1 :]
+    return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tokens[i : i + size - 1] == tail]
 
 
-_ENDINGS: tuple[tuple[object, Ending], ...] = ((False, "likely"), (True, "full"), ("never", "exact"))
-_KNOWN = {
+_RENAMED = {
     "num_beams": "beam",
     "length_penalty": "length_penalty",
     "normalization": "normalization",
@@ -203,32 +206,32 @@ _KNOWN = {
     "repetition_penalty": "repetition_penalty",
     "min_new_tokens": "min_tokens",
     "max_new_tokens": "max_tokens",
-    "renormalize_logits": "renormalised",
+    "renormalize_logits": "renormalize_logits",
 }
 
 
-def default_options(generation: Mapping[str, Any], *, ours: bool, translates: bool) -> Options:
-    """The options; a folder that is not ours counts length and ends as Hugging Face does."""
-    said: dict[str, Any] = {} if ours else {"length_penalty": 1.0, "normalization": "length", "ending": "likely"}
-    if translates:  # their lengths count the token that begins, and a language model's prompt
+def default_options(generation_config: Mapping[str, Any], *, ours: bool, translates: bool) -> Options:
+    """The options of a generation_config.json; a folder that is not ours keeps Hugging Face's defaults."""
+    found: dict[str, Any] = {} if ours else {"length_penalty": 1.0, "normalization": "length", "early_stopping": False}
+    if translates:  # Hugging Face's lengths count the decoder's start token, and a language model's prompt
         for theirs, name in (("min_length", "min_tokens"), ("max_length", "max_tokens")):
-            if generation.get(theirs) is not None:
-                said[name] = max(0, generation[theirs] - 1)
-    said |= {name: generation[theirs] for theirs, name in _KNOWN.items() if generation.get(theirs) is not None}
-    stopping = generation.get("early_stopping")
-    for value, ending in _ENDINGS:
-        if type(value) is type(stopping) and value == stopping:
-            said["ending"] = ending
-    words = [word[0] for word in generation.get("bad_words_ids") or () if len(word) == 1]
-    said["never"] = tuple(sorted({*words, *(generation.get("suppress_tokens") or ())}))
-    said["not_first"] = tuple(sorted(set(generation.get("begin_suppress_tokens") or ())))
-    if translates:  # a language model begins with its prompt
-        said["first"] = generation.get("forced_bos_token_id")
-    said["also_end"] = _several(generation.get("eos_token_id"))[1:]
-    said["last"] = _several(generation.get("forced_eos_token_id"))
-    return Options(**said)
+            if generation_config.get(theirs) is not None:
+                found[name] = max(0, generation_config[theirs] - 1)
+        found["forced_bos"] = generation_config.get("forced_bos_token_id")
+    for theirs, name in _RENAMED.items():
+        if generation_config.get(theirs) is not None:
+            found[name] = generation_config[theirs]
+    early_stopping = generation_config.get("early_stopping")
+    if isinstance(early_stopping, bool) or early_stopping == "never":
+        found["early_stopping"] = early_stopping
+    bad_words = [word[0] for word in generation_config.get("bad_words_ids") or () if len(word) == 1]
+    found["suppress_tokens"] = tuple(sorted({*bad_words, *(generation_config.get("suppress_tokens") or ())}))
+    found["begin_suppress_tokens"] = tuple(sorted(set(generation_config.get("begin_suppress_tokens") or ())))
+    found["extra_eos"] = _unique_tokens(generation_config.get("eos_token_id"))[1:]
+    found["forced_eos"] = _unique_tokens(generation_config.get("forced_eos_token_id"))
+    return Options(**found)
 
 
-def _several(said: int | list[int] | None) -> tuple[int, ...]:
+def _unique_tokens(tokens: int | list[int] | None) -> tuple[int, ...]:
     """One token or several, each once."""
-    return tuple(dict.fromkeys(said)) if isinstance(said, list) else () if said is None else (said,)
+    return tuple(dict.fromkeys(tokens)) if isinstance(tokens, list) else () if tokens is None else (tokens,)

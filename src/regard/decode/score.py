@@ -1,4 +1,4 @@
-"""How likely a model finds given texts, in nats: as a whole and token by token."""
+"""Log-probabilities of given texts in nats: forced decoding, pseudo-log-likelihood of masked language models."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import Progress, Request, batches, by_length, padded, require_room
-from regard.decode.inputs import Tokens, inputs_of, length_of
+from regard.decode.generate import Progress, Request, batch_requests
+from regard.decode.inputs import Tokens, batch_by_length, check_length, input_length, network_inputs, pad
 from regard.models.model import Network
 
-_NUMBERS = 1 << 24  # logits held at once
+_LOGITS = 1 << 24  # in memory at once
 
 
 @dataclass(frozen=True)
-class Scored:
+class TextScore:
     """The log-probability of a text, and of each of its tokens."""
 
     total: float
@@ -26,14 +26,14 @@ class Scored:
 
 def score_texts(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = lambda done: None
-) -> list[Scored]:
-    """Each text from its begin to its end, as a language model reads it."""
-    begun = tokenizer.opening or (tokenizer.begin,)
+) -> list[TextScore]:
+    """The log-probability of each text by a language model, EOS included."""
+    prefix = tokenizer.prompt_prefix or (tokenizer.bos,)
     requests = []
-    for place, ids in enumerate(tokenizer.encode_batch(texts)):
-        require_room(network, len(begun) + len(ids), f"text {place + 1:,}")
-        requests.append(Request((*begun, *ids, tokenizer.end), None, 0, opening=len(begun)))
-    return _named(tokenizer, requests, forced(network, requests, progress))
+    for index, ids in enumerate(tokenizer.encode_batch(texts)):
+        check_length(network, len(prefix) + len(ids), f"text {index + 1:,}")
+        requests.append(Request((*prefix, *ids, tokenizer.eos), None, 0, special_tokens=len(prefix)))
+    return _text_scores(tokenizer, requests, forced_log_probabilities(network, requests, progress))
 
 
 def score_pairs(
@@ -41,92 +41,94 @@ def score_pairs(
     tokenizers: tuple[Tokenizer, Tokenizer],
     pairs: tuple[Sequence[str], Sequence[str]],
     progress: Progress = lambda done: None,
-) -> list[Scored]:
-    """Each target, to its end, given its source."""
+) -> list[TextScore]:
+    """The log-probability of each target given its source, EOS included."""
     source, target = tokenizers
     requests = []
-    for place, (read, said) in enumerate(zip(*map(Tokenizer.encode_batch, tokenizers, pairs))):
-        require_room(network, max(len(read), len(said)) + 1, f"pair {place + 1:,}")
-        requests.append(Request((target.begin, *said, target.end), (*read, source.end), 0))
-    return _named(target, requests, forced(network, requests, progress))
+    for index, (source_ids, target_ids) in enumerate(zip(*map(Tokenizer.encode_batch, tokenizers, pairs))):
+        check_length(network, max(len(source_ids), len(target_ids)) + 1, f"pair {index + 1:,}")
+        requests.append(Request((target.bos, *target_ids, target.eos), (*source_ids, source.eos), 0))
+    return _text_scores(target, requests, forced_log_probabilities(network, requests, progress))
 
 
-def score_hidden(
+def score_masked(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = lambda done: None
-) -> list[Scored]:
-    """Each token, hidden alone, given all others: the pseudo-log-likelihood (Salazar 2020, equation 1)."""
+) -> list[TextScore]:
+    """The pseudo-log-likelihood of each text by a masked language model (Salazar 2020, equation 1)."""
     rows = tokenizer.encode_batch(texts)
-    for place, ids in enumerate(rows):
-        require_room(network, length_of(network, tokenizer, [ids]), f"text {place + 1:,}")
-    found = hidden(network, tokenizer, rows, progress)
-    return [_scored(tokenizer.token_texts(ids), values) for ids, values in zip(rows, found)]
+    for index, ids in enumerate(rows):
+        check_length(network, input_length(network, tokenizer, [ids]), f"text {index + 1:,}")
+    found = masked_log_probabilities(network, tokenizer, rows, progress)
+    return [_text_score(tokenizer.token_texts(ids), values) for ids, values in zip(rows, found)]
 
 
 @torch.inference_mode()
-def forced(
+def forced_log_probabilities(
     network: Network, requests: Sequence[Request], progress: Progress = lambda done: None
 ) -> list[list[float]]:  # fmt: skip
-    """The log-probability of each token of a prompt behind what opens it, given all before it."""
+    """Forced decoding: the log-probability of each token of a prompt, special tokens excluded, given those before."""
     found: list[list[float]] = [[] for _ in requests]
     device = next(network.parameters()).device
-    for places in batches(requests):
-        chosen = [requests[place] for place in places]
-        ids, padding = padded([request.prompt[:-1] for request in chosen], device)
-        given: dict[str, Tensor | None] = {}
+    for indices in batch_requests(requests):
+        batch = [requests[index] for index in indices]
+        ids, padding = pad([request.prompt[:-1] for request in batch], device)
+        sources: dict[str, Tensor | None] = {}
         if network.encoder is not None:
-            sources = padded([request.source or () for request in chosen], device)
-            given = dict(zip(("source_ids", "source_padding"), sources))
-        states = network.hidden_states(ids, padding=padding, **given)  # type: ignore[arg-type]
-        targets, _ = padded([request.prompt[1:] for request in chosen], device)
-        firsts = torch.tensor([request.opening - 1 for request in chosen], device=device)
-        lengths = torch.tensor([len(request.prompt) - 1 for request in chosen], device=device)
-        columns = torch.arange(targets.shape[1], device=device)
-        asked = (columns >= firsts[:, None]) & (columns < lengths[:, None])
-        values = log_probabilities(network, states[asked], targets[asked]).split((lengths - firsts).tolist())
-        for place, row in zip(places, values):
-            found[place] = row.tolist()
-        progress(len(places))
+            padded = pad([request.source or () for request in batch], device)
+            sources = dict(zip(("source_ids", "source_padding"), padded))
+        states = network.hidden_states(ids, padding=padding, **sources)  # type: ignore[arg-type]
+        targets, _ = pad([request.prompt[1:] for request in batch], device)
+        firsts = torch.tensor([request.special_tokens - 1 for request in batch], device=device)
+        lengths = torch.tensor([len(request.prompt) - 1 for request in batch], device=device)
+        positions = torch.arange(targets.shape[1], device=device)
+        scored = (positions >= firsts[:, None]) & (positions < lengths[:, None])
+        values = log_probabilities(network, states[scored], targets[scored]).split((lengths - firsts).tolist())
+        for index, row in zip(indices, values):
+            found[index] = row.tolist()
+        progress(len(indices))
     return found
 
 
 @torch.inference_mode()
-def hidden(
+def masked_log_probabilities(
     network: Network, tokenizer: Tokenizer, rows: Tokens, progress: Progress = lambda done: None
 ) -> list[list[float]]:  # fmt: skip
-    """The log-probability of each token of a text when it is hidden and all others are seen."""
+    """The log-probability of each token of a text if it alone is masked."""
     found = [[0.0] * len(ids) for ids in rows]
-    tokens = [(number, place) for number, ids in enumerate(rows) for place in range(len(ids))]
+    tokens = [(row, position) for row, ids in enumerate(rows) for position in range(len(ids))]
     left = [len(ids) for ids in rows]
     progress(left.count(0))
-    for batch in by_length([len(rows[number]) for number, _ in tokens]):
-        chosen = [tokens[place] for place in batch]
-        inputs = inputs_of(network, tokenizer, [[rows[number] for number, _ in chosen]])
-        every = torch.arange(len(chosen), device=inputs["ids"].device)
-        places = torch.tensor([place + 1 for _, place in chosen], device=every.device)  # behind the begin
-        targets = inputs["ids"][every, places]
-        inputs["ids"][every, places] = tokenizer.mask
-        states = network.hidden_states(**inputs)[every, places]  # type: ignore[arg-type]
-        for (number, place), value in zip(chosen, log_probabilities(network, states, targets).tolist()):
-            found[number][place] = value
-            left[number] -= 1
-        progress(sum(left[number] == 0 for number in {number for number, _ in chosen}))
+    for indices in batch_by_length([len(rows[row]) for row, _ in tokens]):
+        batch = [tokens[index] for index in indices]
+        inputs = network_inputs(network, tokenizer, [[rows[row] for row, _ in batch]])
+        copies = torch.arange(len(batch), device=inputs["ids"].device)
+        positions = torch.tensor([position + 1 for _, position in batch], device=copies.device)  # + 1: BOS
+        targets = inputs["ids"][copies, positions]
+        inputs["ids"][copies, positions] = tokenizer.mask
+        states = network.hidden_states(**inputs)[copies, positions]  # type: ignore[arg-type]
+        for (row, position), value in zip(batch, log_probabilities(network, states, targets).tolist()):
+            found[row][position] = value
+            left[row] -= 1
+        progress(sum(left[row] == 0 for row in {row for row, _ in batch}))
     return found
 
 
 def log_probabilities(network: Network, states: Tensor, targets: Tensor) -> Tensor:
-    """PD, P -> P: the log-probability of each target, some at a time."""
-    size = max(1, _NUMBERS // network.vocabulary)
-    parts = [
-        network.readout(some).float().log_softmax(-1).gather(1, asked[:, None])[:, 0]
-        for some, asked in zip(states.split(size), targets.split(size))
+    """PD, P -> P: the log-probability of each target, in slices that bound the memory of the logits."""
+    size = max(1, _LOGITS // network.vocabulary)
+    slices = [
+        network.readout(some).float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        for some, tokens in zip(states.split(size), targets.split(size))
     ]
-    return torch.cat(parts)
+    return torch.cat(slices)
 
 
-def _named(tokenizer: Tokenizer, requests: Sequence[Request], found: Sequence[Sequence[float]]) -> list[Scored]:
-    texts = [tokenizer.token_texts(request.prompt[request.opening :]) for request in requests]
-    return [_scored(*one) for one in zip(texts, found)]
+def _text_scores(
+    tokenizer: Tokenizer, requests: Sequence[Request], found: Sequence[Sequence[float]]
+) -> list[TextScore]:  # fmt: skip
+    texts = [tokenizer.token_texts(request.prompt[request.special_tokens :]) for request in requests]
+    return [_text_score(*pair) for pair in zip(texts, found)]
 
 
-def _scored(texts: Sequence[str], values: Sequence[float]) -> Scored:
-    return Scored(float(sum(values)), tuple(zip(texts, values)))
+def _text_score(texts: Sequence[str], values: Sequence[float]) -> TextScore:
+    return TextScore(float(sum(values)), tuple(zip(texts, values)))

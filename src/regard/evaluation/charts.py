@@ -1,4 +1,4 @@
-"""What a run wrote down while it learnt, read back."""
+"""Charts of training curves and scores, as SVG for a page and as PNG; and the metrics.jsonl behind them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Lines = list[dict[str, object]]
 
 
 def read_metrics(path: Path | None) -> Lines:
-    """The objects of a metrics.jsonl; a line that is not one (cut off by a kill, say) is passed over."""
+    """The objects of a metrics.jsonl; skips a line that is no JSON object (one cut off by a kill, say)."""
     if path is None or not path.is_file():
         return []
     found = []
@@ -31,7 +31,7 @@ def read_metrics(path: Path | None) -> Lines:
 
 
 def points(lines: Lines, name: str) -> list[tuple[float, float]]:
-    """(step, value) of every line that has both as finite numbers, in order; the last of a step counts."""
+    """(step, value) of every line that has both as finite numbers, in order; the last line of a step counts."""
     found = {}
     for line in lines:
         step, value = line.get("step"), line.get(name)
@@ -46,9 +46,9 @@ ACCENT, QUIET, _LINE = "#17508c", "#6c6f76", "#dcdcd6"
 _COLORS = (ACCENT, "#c4511d", "#2b7a4b", "#7a4fa3", "#a07400", "#b02a63", "#0a7a85", "#4d5057")
 _DARK = ("#86b7f3", "#ff9d70", "#7bcf9d", "#c6a5f2", "#e3bf5b", "#f58fb8", "#6bcfd8", "#c3c6cc")
 _MARKS = "osD^vPX*"
-_POINTS = 500  # of a curve
-_DOTS = 16  # a curve of fewer points shows each
-_LABELS = 12  # of buckets
+_POINTS = 500  # per curve
+_DOTS = 16  # a curve of at most so many points marks each
+_LABELS = 12  # of buckets on the axis
 
 
 _WIDTH, _HEIGHT = 460, 180
@@ -65,33 +65,33 @@ STYLE = (
 .key { overflow-wrap: anywhere } .key::before { content: ""; display: inline-block; width: .7em; height: .7em;
   margin-right: .45em; border-radius: 50%; background: var(--own) }
 """
-    + " ".join(f".m{place} {{ --own: {color} }}" for place, color in enumerate(_COLORS))
+    + " ".join(f".m{number} {{ --own: {color} }}" for number, color in enumerate(_COLORS))
     + "\n@media screen and (prefers-color-scheme: dark) { "
-    + " ".join(f".m{place} {{ --own: {color} }}" for place, color in enumerate(_DARK))
+    + " ".join(f".m{number} {{ --own: {color} }}" for number, color in enumerate(_DARK))
     + " }\n"
 )
 
 
 class Curve(NamedTuple):
-    """Points under a name; `kind` says how it looks: "major", "minor", or what `kind(place)` gives."""
+    """A named curve; `style` is its CSS class: "major", "minor", or what `style_of(number)` gives."""
 
     name: str
-    kind: str
+    style: str
     points: Sequence[tuple[float, float]]
 
 
-def kind(place: int) -> str:
-    """The looks of the n-th of several that are compared; after eight, colours come again with dashes."""
-    return f"m{place % len(_COLORS)}" + (" again" if place >= len(_COLORS) else "")
+def style_of(number: int) -> str:
+    """The CSS class of the n-th of several curves; after eight, colours repeat with dashes."""
+    return f"m{number % len(_COLORS)}" + (" again" if number >= len(_COLORS) else "")
 
 
-def key(name: str, kind: str) -> str:
-    """A name with the colour of its curve."""
-    return f'<span class="key {kind}"><bdi>{escaped(name)}</bdi></span>'
+def key(name: str, style: str) -> str:
+    """A legend entry: a name with the colour of its curve."""
+    return f'<span class="key {style}"><bdi>{escaped(name)}</bdi></span>'
 
 
 def chart(title: str, curves: Sequence[Curve], buckets: Sequence[str] = ()) -> str:
-    """Curves over steps or over named buckets, from zero up, as a figure; nothing if no curve has two points."""
+    """Curves over steps or over named buckets, from zero up, as an SVG figure; empty if no curve has two points."""
     curves = [curve for curve in curves if len(curve.points) > 1]
     if not curves:
         return ""
@@ -99,7 +99,7 @@ def chart(title: str, curves: Sequence[Curve], buckets: Sequence[str] = ()) -> s
     start, last = (-0.4, len(buckets) - 0.6) if buckets else (0.0, max(1.0, *(c.points[-1][0] for c in curves)))
     rows = ticks(max(value for curve in curves for _, value in curve.points))
     stride = math.ceil(len(buckets) / _LABELS)
-    labels = [(float(place), name) for place, name in enumerate(buckets) if place % stride == 0]
+    labels = [(float(number), name) for number, name in enumerate(buckets) if number % stride == 0]
     labels = labels or [(step, f"{step:,.9g}") for step in ticks(last) if step <= last]
 
     def across(step: float) -> float:
@@ -117,12 +117,12 @@ def chart(title: str, curves: Sequence[Curve], buckets: Sequence[str] = ()) -> s
         parts.append(f'<text x="{across(step):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{text}</text>')
     for curve in reversed(curves):  # the first lies on top
         points = curve.points[:: math.ceil(len(curve.points) / _POINTS)]
-        places = [(f"{across(step):.1f}", f"{down(value):.1f}") for step, value in points]
-        line = " ".join(",".join(place) for place in places)
-        parts.append(f'<polyline class="{curve.kind}" points="{line}"/>')
-        if len(places) <= _DOTS:
-            parts += [f'<circle class="{curve.kind}" cx="{x}" cy="{y}" r="2.8"/>' for x, y in places]
-    keys = "".join(key(curve.name, curve.kind) for curve in curves)
+        dots = [(f"{across(step):.1f}", f"{down(value):.1f}") for step, value in points]
+        line = " ".join(",".join(dot) for dot in dots)
+        parts.append(f'<polyline class="{curve.style}" points="{line}"/>')
+        if len(dots) <= _DOTS:
+            parts += [f'<circle class="{curve.style}" cx="{x}" cy="{y}" r="2.8"/>' for x, y in dots]
+    keys = "".join(key(curve.name, curve.style) for curve in curves)
     return (
         f'<figure class="plot"><figcaption><span>{escaped(title)}</span>{keys}</figcaption>'
         f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {_HEIGHT}"><title>{escaped(title)}</title>'
@@ -139,7 +139,7 @@ def ticks(highest: float) -> list[float]:
 
 
 class Line(NamedTuple):
-    """A value for each bucket; without a colour of its own it gets the next of several."""
+    """A value per bucket; without a colour it gets the next one."""
 
     name: str
     values: tuple[float, ...]
@@ -147,7 +147,7 @@ class Line(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """Lines over the same buckets, and how many lines of text each bucket holds."""
+    """Lines over the same buckets, and the number of text lines per bucket."""
 
     label: str
     buckets: tuple[str, ...]
@@ -161,7 +161,7 @@ def panel(label: str, rows: Sequence[Row], lines: Sequence[Line]) -> Panel:
 
 
 def draw(path: Path, panels: Sequence[Panel], title: str = "") -> None:
-    """Write panels that have the same lines side by side as a PNG, with the number of lines of text below."""
+    """Draw panels that have the same lines side by side into a PNG, with the number of text lines below."""
     from matplotlib.figure import Figure
 
     wide = 7.2 if len(panels) == 1 else 5.4 * len(panels)
@@ -181,10 +181,12 @@ def draw(path: Path, panels: Sequence[Panel], title: str = "") -> None:
     names = [short(line.name, 44) for line in panels[0].lines]
     columns = max(1, min(len(names), int(13 * wide / (max(map(len, names)) + 6))))
     legend = figure.legend(
-        axes[0, 0].lines, [str(place) for place in range(len(names))], loc="outside upper left", ncols=columns,
+        axes[0, 0].lines, [str(number) for number in range(len(names))], loc="outside upper left", ncols=columns,
         frameon=False, labelcolor="linecolor",
     )  # fmt: skip
-    for text, name in zip(legend.get_texts(), names):  # as it is: no formula, and no name is a secret one
+    for text, name in zip(
+        legend.get_texts(), names
+    ):  # matplotlib would read $ as a formula and hide a name that begins with _
         text.set(parse_math=False, text=name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
@@ -192,13 +194,13 @@ def draw(path: Path, panels: Sequence[Panel], title: str = "") -> None:
 
 
 def _draw_lines(axes: Any, panel: Panel, highest: Sequence[float]) -> None:
-    """One line with its own colour and mark for each model; the first lies on top."""
-    places = range(len(panel.buckets))
+    """One line with its own colour and marker per model; the first lies on top."""
+    columns = range(len(panel.buckets))
     for number, line in enumerate(panel.lines):
         color = line.color or _COLORS[number % len(_COLORS)]
         style = "-" if number < len(_COLORS) else "--"
         axes.plot(
-            places, line.values, style, color=color, linewidth=2, marker=_MARKS[number % len(_MARKS)], markersize=5,
+            columns, line.values, style, color=color, linewidth=2, marker=_MARKS[number % len(_MARKS)], markersize=5,
             clip_on=False, zorder=3 - number / 100,
         )  # fmt: skip
     axes.set(ylim=(0, highest[-1]), yticks=list(highest), xlim=(-0.6, len(panel.buckets) - 0.4))
@@ -207,16 +209,16 @@ def _draw_lines(axes: Any, panel: Panel, highest: Sequence[float]) -> None:
 
 
 def _draw_counts(axes: Any, panel: Panel) -> None:
-    """How many lines of text each bucket holds."""
-    places = range(len(panel.buckets))
-    bars = axes.bar(places, panel.counts, width=0.62, color=_LINE)
+    """A bar per bucket: its number of text lines."""
+    columns = range(len(panel.buckets))
+    bars = axes.bar(columns, panel.counts, width=0.62, color=_LINE)
     axes.bar_label(bars, [f"{count:,}" for count in panel.counts], color=QUIET, fontsize=8, padding=2)
-    axes.set_xticks(list(places), [name.replace("-", "–") for name in panel.buckets])
-    axes.set(yticks=[], xlabel=f"{panel.label}, and how many lines have it")
+    axes.set_xticks(list(columns), [name.replace("-", "–") for name in panel.buckets])
+    axes.set(yticks=[], xlabel=f"{panel.label}, and the number of lines")
     axes.margins(y=0.35)
 
 
-def short(name: str, longest: int) -> str:
-    """A name without its middle, where it is long."""
-    half = longest // 2
-    return name if len(name) <= longest else f"{name[: half - 1]}…{name[-half:]}"
+def short(name: str, max_characters: int) -> str:
+    """A name with its middle cut out if it is too long."""
+    half = max_characters // 2
+    return name if len(name) <= max_characters else f"{name[: half - 1]}…{name[-half:]}"

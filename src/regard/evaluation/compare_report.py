@@ -1,14 +1,14 @@
-"""A comparison of models as one HTML file that needs nothing else: no script, no network, no fonts."""
+"""The HTML report of a comparison: one offline file without scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from regard.evaluation.charts import Curve, chart, key, kind, short
-from regard.evaluation.compare import Comparison, Contender, Look
+from regard.evaluation.charts import Curve, chart, key, short, style_of
+from regard.evaluation.compare import AttentionSample, Comparison, Contender
 from regard.evaluation.report import STYLE, footer, halves, mark
-from regard.evaluation.significance import Estimate, Row
+from regard.evaluation.significance import BootstrapScore, Row
 from regard.show.html import document, escaped, overview
 from regard.store.files import write_file
 
@@ -30,17 +30,19 @@ td small { display: block; color: var(--quiet) } td .sure { color: var(--accent)
 """
 )
 _BESIDE = 3
-_NO_ATTENTION = "no attention: the decoder sees only the encoder's last state"
+_NO_ATTENTION = "no attention: the decoder reads only the encoder's last state"
 
 
-def write_comparison(path: str | Path, comparison: Comparison, looks: Sequence[Look] = (), *, note: str = "") -> None:
-    """Write the report; `note` says how it came about (the command)."""
+def write_comparison(
+    path: str | Path, comparison: Comparison, looks: Sequence[AttentionSample] = (), *, note: str = ""
+) -> None:
+    """Write the report; `note` tells the command."""
     title = f"{len(comparison.models)} models on {comparison.corpus}"
     axes = comparison.axes
     kinds = "lines" if comparison.translates else "documents"
     body = [
         f"<h1>{escaped(title)}</h1>",
-        f'<p class="quiet">{comparison.texts:,} {kinds}; the others are held against the first.</p>',
+        f'<p class="quiet">{comparison.texts:,} {kinds}; the first is the baseline.</p>',
         _models(comparison),
         *(_axis(comparison, name, rows) for name, rows in axes.items()),
         _samples(comparison),
@@ -52,18 +54,18 @@ def write_comparison(path: str | Path, comparison: Comparison, looks: Sequence[L
 
 
 def _models(comparison: Comparison) -> str:
-    """Scores and costs of every model."""
+    """Scores, size, speed and memory of every model."""
     costs = [comparison.costs(model) for model in comparison.models]
     heads = "".join(f"<th>{title}</th>" for title in ("", *comparison.titles.values(), *costs[0]))
     rows = []
-    for place, (model, cells) in enumerate(zip(comparison.models, costs)):
+    for number, (model, cells) in enumerate(zip(comparison.models, costs)):
         scores = "".join(_score(comparison, model.scores[name]) for name in comparison.titles)
         numbers = "".join(f"<td>{cell}</td>" for cell in cells.values())
-        rows.append(f"<tr><td>{key(model.name, kind(place))}</td>{scores}{numbers}</tr>")
+        rows.append(f"<tr><td>{key(model.name, style_of(number))}</td>{scores}{numbers}</tr>")
     return _table(heads, rows)
 
 
-def _score(comparison: Comparison, score: Estimate) -> str:
+def _score(comparison: Comparison, score: BootstrapScore) -> str:
     """A score with its margin, and the p-value of its difference from the first."""
     sure = ' class="sure"' if score.p is not None and score.p < 0.05 else ""
     below = "" if score.p is None else f"<small><span{sure}>p {score.p:.3f}</span></small>"
@@ -71,30 +73,30 @@ def _score(comparison: Comparison, score: Estimate) -> str:
 
 
 def _axis(comparison: Comparison, axis: str, rows: Sequence[Row]) -> str:
-    """The metric of every model over what has an order, as a chart and as a table."""
+    """The metric of every model along an ordered axis, as a chart and a table."""
     lines = zip(comparison.models, comparison.values(axis))
-    curves = [Curve(model.name, kind(place), list(enumerate(line))) for place, (model, line) in enumerate(lines)]
+    curves = [Curve(model.name, style_of(number), list(enumerate(line))) for number, (model, line) in enumerate(lines)]
     drawn = chart(comparison.titles[comparison.metric], curves, [row.name for row in rows])
     return _section(comparison, f"By {escaped(axis)}", [drawn, _rows(comparison, axis, rows)])
 
 
 def _group(comparison: Comparison, name: str, rows: Sequence[Row]) -> str:
-    """The metric of every model by a group without an order: where the first model is worst comes first."""
+    """The metric of every model per group; the group that is worst for the baseline comes first."""
     ordered = sorted(rows, key=lambda row: float(getattr(row, comparison.metric)))
     heading = f"By {escaped(name)}<small>{comparison.titles[comparison.metric]}, worst first</small>"
     return _section(comparison, heading, [_rows(comparison, name, some) for some in halves(ordered)])
 
 
 def _section(comparison: Comparison, heading: str, drawn: Sequence[str]) -> str:
-    """Things under a heading, side by side unless so many models make them too wide."""
+    """Content under a heading, side by side unless many models make it too wide."""
     wide = len(comparison.models) > _BESIDE
     return f'<h2>{heading}</h2><div class="{"below" if wide else "side"}">{"".join(drawn)}</div>'
 
 
 def _rows(comparison: Comparison, axis: str, rows: Sequence[Row]) -> str:
-    """Some rows of the first model, each beside those of the same name of the others."""
+    """Rows of the first model, each beside the rows of the same name of the others."""
     found = [{row.name: row for row in model.rows[axis]} for model in comparison.models]
-    heads = "".join(f"<th>{_key(place, model, 14)}</th>" for place, model in enumerate(comparison.models))
+    heads = "".join(f"<th>{_key(number, model, 14)}</th>" for number, model in enumerate(comparison.models))
     lines = [
         f"<tr><td><bdi>{escaped(row.name)}</bdi></td><td>{row.lines:,}</td>"
         + "".join(f"<td>{getattr(of_model[row.name], comparison.metric):.1f}</td>" for of_model in found)
@@ -104,8 +106,8 @@ def _rows(comparison: Comparison, axis: str, rows: Sequence[Row]) -> str:
     return _table(f"<th></th><th>lines</th>{heads}", lines)
 
 
-def _key(place: int, model: Contender, longest: int) -> str:
-    return key(short(model.name, longest), kind(place))
+def _key(number: int, model: Contender, max_characters: int) -> str:
+    return key(short(model.name, max_characters), style_of(number))
 
 
 def _table(heads: str, rows: Sequence[str]) -> str:
@@ -113,42 +115,42 @@ def _table(heads: str, rows: Sequence[str]) -> str:
 
 
 def _samples(comparison: Comparison) -> str:
-    """The lines that models answer most differently."""
+    """The lines whose translations differ most."""
     if not comparison.differing:
         return ""
-    items = "".join(_sample(comparison, place) for place in comparison.differing)
-    note = f"the {len(comparison.differing)} lines that are answered most differently"
+    items = "".join(_sample(comparison, line) for line in comparison.differing)
+    note = f"the {len(comparison.differing)} lines whose translations differ most"
     return f'<h2>Where they differ<small>{note}</small></h2><ol class="samples many">{items}</ol>'
 
 
-def _sample(comparison: Comparison, place: int) -> str:
-    reference = comparison.references[place]
-    answers = "".join(
-        f"<dt>{_key(number, model, 28)}</dt>{_answer(model.answers[place], reference)}"
+def _sample(comparison: Comparison, line: int) -> str:
+    reference = comparison.references[line]
+    translations = "".join(
+        f"<dt>{_key(number, model, 28)}</dt>{_translation(model.translations[line], reference)}"
         for number, model in enumerate(comparison.models)
     )
     return (
-        f'<li><span class="quiet"><bdi>{escaped(comparison.sources[place])}</bdi></span>'
-        f'<dl class="answers"><dt>reference</dt><dd><bdi>{escaped(reference)}</bdi></dd>{answers}</dl></li>'
+        f'<li><span class="quiet"><bdi>{escaped(comparison.sources[line])}</bdi></span>'
+        f'<dl class="answers"><dt>reference</dt><dd><bdi>{escaped(reference)}</bdi></dd>{translations}</dl></li>'
     )
 
 
-def _answer(said: str, reference: str) -> str:
-    right = said == reference
-    return f'<dd class="{"right" if right else "wrong"}">{mark(right=right)}<bdi>{escaped(said)}</bdi></dd>'
+def _translation(hypothesis: str, reference: str) -> str:
+    right = hypothesis == reference
+    return f'<dd class="{"right" if right else "wrong"}">{mark(right=right)}<bdi>{escaped(hypothesis)}</bdi></dd>'
 
 
-def _looks(comparison: Comparison, looks: Sequence[Look]) -> str:
-    """The alignments of all models for the same lines, side by side."""
-    drawn = "".join(_look(comparison.models, look) for look in looks)
-    note = "a row is a token of the reference, a column one that is looked at, by the heads that align best"
+def _looks(comparison: Comparison, looks: Sequence[AttentionSample]) -> str:
+    """The attention of all models for the same lines, side by side."""
+    drawn = "".join(_sample_figures(comparison.models, sample) for sample in looks)
+    note = "rows: target tokens (queries); columns: source tokens (keys); the heads that align best"
     return f"<h2>Attention<small>{note}</small></h2>{drawn}" if drawn else ""
 
 
-def _look(models: Sequence[Contender], look: Look) -> str:
+def _sample_figures(models: Sequence[Contender], sample: AttentionSample) -> str:
     figures = "".join(
-        overview(seen.source_tokens, seen.target_tokens, seen.telling, title=name)
+        overview(seen.source_tokens, seen.target_tokens, seen.alignment_weights, title=name)
         or f'<figure class="wide"><figcaption>{escaped(name)}</figcaption><p class="quiet">{_NO_ATTENTION}</p></figure>'
-        for name, seen in zip((short(model.name, 28) for model in models), look.seen)
+        for name, seen in zip((short(model.name, 28) for model in models), sample.seen)
     )
-    return f'<p><bdi>{escaped(look.source)}</bdi></p><div class="looks">{figures}</div>'
+    return f'<p><bdi>{escaped(sample.source)}</bdi></p><div class="looks">{figures}</div>'

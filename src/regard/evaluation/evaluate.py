@@ -1,4 +1,4 @@
-"""How good a model's names, numbers or tags are, against those that are right."""
+"""Evaluate a model on a corpus: BLEU, chrF, accuracy, correlation, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -13,32 +13,40 @@ import numpy as np
 
 from regard.api import LoadedModel
 from regard.data.read.corpus import Corpus
-from regard.data.read.texts import halves
+from regard.data.read.texts import split_pairs
 from regard.data.samples import Samples
 from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.masked_lm import MaskedLM
 from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.translation import Translation
-from regard.data.tokenize.characters import as_letters
+from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.encode import encode_texts
-from regard.decode.classify import UNSAID, Labelled, Numbered, Said, Tagged, Text, names_of
+from regard.decode.classify import (
+    NO_TAG,
+    LabelPrediction,
+    NumberPrediction,
+    Prediction,
+    TagPrediction,
+    Text,
+    label_names,
+)
 from regard.decode.generate import Progress
-from regard.decode.inputs import verbs
+from regard.decode.inputs import capabilities
 from regard.decode.options import Options
 from regard.errors import InputError, suggest
 from regard.evaluation.charts import ACCENT, QUIET, Line, draw, panel
 from regard.evaluation.significance import Row, by_group, by_length, counted, is_numbered, metrics
-from regard.evaluation.sliding_window import Whole, Window, read_documents, way
+from regard.evaluation.sliding_window import Segments, SlidingWindow, read_documents, reading_mode
 from regard.metrics import Quality, agreement, bits_per_byte, correlation, perplexity, quality
 from regard.training.validate import summed_loss
 
-_NAMES_SHOWN = 40
+_LABELS_SHOWN = 40
 
 
 @dataclass(frozen=True)
-class NameRow:
-    """How well a name is told: how many have it, how many of those it is given to, and of those that have it."""
+class LabelRow:
+    """Precision, recall and F1 of one label."""
 
     name: str
     count: int
@@ -48,14 +56,14 @@ class NameRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerEvaluation:
-    """What `evaluate` found of a model that says names or numbers."""
+class LabelEvaluation:
+    """The scores of a classifier, a regression model or a tagger."""
 
     scores: dict[str, float]
     lines: int
-    judged: int  # answers: one a line, or one a word
-    dropped: dict[str, int]  # lines that were not judged, by reason
-    by_name: tuple[NameRow, ...] = ()
+    predictions: int  # one per line, or one per word
+    dropped: dict[str, int]  # lines that were not evaluated, by reason
+    by_label: tuple[LabelRow, ...] = ()
     seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -66,130 +74,132 @@ class AnswerEvaluation:
         """All numbers for a terminal."""
         wide = max(map(len, self.scores))
         lines = [f"{name:<{wide}}  {value:.4f}" for name, value in self.scores.items()]
-        lines[0] += f"   of {self.judged:,} answers in {self.lines:,} lines"
-        lines += [f"        {count:,} lines not judged: {reason}" for reason, count in self.dropped.items()]
+        lines[0] += f"   of {self.predictions:,} predictions in {self.lines:,} lines"
+        lines += [f"        {count:,} lines not evaluated: {reason}" for reason, count in self.dropped.items()]
         lines.append(f"time    {self.seconds:.1f} s")
-        if self.by_name:
-            wide = max(len("name"), *(len(row.name) for row in self.by_name))
-            lines += ["", f"{'name':<{wide}}  {'count':>7}  {'precision':>9}  {'recall':>6}  {'F1':>6}"]
+        if self.by_label:
+            wide = max(len("label"), *(len(row.name) for row in self.by_label))
+            lines += ["", f"{'label':<{wide}}  {'count':>7}  {'precision':>9}  {'recall':>6}  {'F1':>6}"]
             lines += [
                 f"{row.name:<{wide}}  {row.count:>7,}  {row.precision:>9.4f}  {row.recall:>6.4f}  {row.f1:>6.4f}"
-                for row in self.by_name[:_NAMES_SHOWN]
+                for row in self.by_label[:_LABELS_SHOWN]
             ]
-            rest = len(self.by_name) - _NAMES_SHOWN
+            rest = len(self.by_label) - _LABELS_SHOWN
             lines += [f"and {rest:,} more"] if rest > 0 else []
         return "\n".join(lines)
 
 
-def evaluate_answers(
+def evaluate_labels(
     model: LoadedModel, corpus: Corpus, *, progress: Callable[[float], None] = lambda done: None
-) -> AnswerEvaluation:
-    """What a model says of every text against the targets: accuracy and correlations."""
+) -> LabelEvaluation:
+    """Compare predicted labels, numbers or tags with the targets: accuracy, F1, correlations."""
     start = time.perf_counter()
     assert corpus.targets is not None
-    judged = [place for place, target in enumerate(corpus.targets) if target.strip()]
-    if not judged:
-        raise InputError(f"{corpus.names[-1]} holds no answer. Name a file with one a line.")
-    progress(len(corpus) - len(judged))
-    said = model.classify(_texts(corpus, judged), progress=progress)
-    right = [corpus.targets[place].strip() for place in judged]
-    dropped = {"no answer": len(corpus) - len(judged)} if len(judged) < len(corpus) else {}
-    if model.description.readout.says == "numbers":
-        numbers = np.array([_number(corpus, place, text) for place, text in zip(judged, right)])
-        found = np.array([one.number for one in said if isinstance(one, Numbered)])
+    lines = [index for index, target in enumerate(corpus.targets) if target.strip()]
+    if not lines:
+        raise InputError(f"{corpus.names[-1]} holds no label. Name a file with one per line.")
+    progress(len(corpus) - len(lines))
+    said = model.classify(_texts(corpus, lines), progress=progress)
+    references = [corpus.targets[index].strip() for index in lines]
+    dropped = {"no label": len(corpus) - len(lines)} if len(lines) < len(corpus) else {}
+    if model.description.readout.outputs == "numbers":
+        numbers = np.array([_number(corpus, index, text) for index, text in zip(lines, references)])
+        found = np.array([one.number for one in said if isinstance(one, NumberPrediction)])
         scores = {**correlation(found, numbers), "mean squared error": float(((found - numbers) ** 2).mean())}
-        return AnswerEvaluation(
-            scores=scores, lines=len(judged), judged=len(judged), dropped=dropped,
+        return LabelEvaluation(
+            scores=scores, lines=len(lines), predictions=len(lines), dropped=dropped,
             seconds=time.perf_counter() - start,
         )  # fmt: skip
-    names = [*names_of(model.network), UNSAID]
-    mine, theirs = _numbered(corpus, judged, said, right, names)
-    return AnswerEvaluation(
-        scores=agreement(mine, theirs),
-        lines=len(judged),
-        judged=len(mine),
+    names = [*label_names(model.network), NO_TAG]
+    predicted, expected = _label_ids(corpus, lines, said, references, names)
+    return LabelEvaluation(
+        scores=agreement(predicted, expected),
+        lines=len(lines),
+        predictions=len(predicted),
         dropped=dropped,
-        by_name=_by_name(mine, theirs, names),
+        by_label=_by_label(predicted, expected, names),
         seconds=time.perf_counter() - start,
     )
 
 
-def _texts(corpus: Corpus, places: Sequence[int]) -> list[Text]:
-    """The texts at some places, or the pairs of texts."""
-    if not corpus.joined:
-        return [corpus.sources[place] for place in places]
-    for place in places:
-        if "\t" not in corpus.sources[place]:
-            raise InputError(f"{corpus.where([place])} is one text, not two with a tab between them. Mend it.")
-    first, second = halves(corpus.sources)
-    return [(first[place], second[place]) for place in places]
+def _texts(corpus: Corpus, lines: Sequence[int]) -> list[Text]:
+    """The texts of some lines, or the pairs of texts."""
+    if not corpus.paired_sources:
+        return [corpus.sources[line] for line in lines]
+    for line in lines:
+        if "\t" not in corpus.sources[line]:
+            raise InputError(f"{corpus.where([line])} is one text, not two with a tab between them. Correct it.")
+    first, second = split_pairs(corpus.sources)
+    return [(first[line], second[line]) for line in lines]
 
 
-def _numbered(
-    corpus: Corpus, places: Sequence[int], said: Sequence[Said], right: Sequence[str], names: Sequence[str]
+def _label_ids(
+    corpus: Corpus, lines: Sequence[int], said: Sequence[Prediction], references: Sequence[str], names: Sequence[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The numbers of all names that were said, and of those that are right."""
-    mine: list[int] = []
-    theirs: list[int] = []
-    numbers = {name: number for number, name in enumerate(names)}
-    for place, one, text in zip(places, said, right):
-        expected = text.split() if isinstance(one, Tagged) else [text]
-        given = one.tags if isinstance(one, Tagged) else (one.label,) if isinstance(one, Labelled) else ()
-        if len(expected) != len(given):
+    """The ids of all predicted labels, and of the expected ones."""
+    predicted: list[int] = []
+    expected: list[int] = []
+    ids = {name: number for number, name in enumerate(names)}
+    for line, one, text in zip(lines, said, references):
+        wanted = text.split() if isinstance(one, TagPrediction) else [text]
+        given = one.tags if isinstance(one, TagPrediction) else (one.label,) if isinstance(one, LabelPrediction) else ()
+        if len(wanted) != len(given):
             raise InputError(
-                f"{corpus.where([place])}: {len(given):,} words have {len(expected):,} tags (--reference). "
-                "Give each word one, all separated by spaces."
+                f"{corpus.where([line])}: {len(given):,} words have {len(wanted):,} tags (--reference). "
+                "Give one tag per word, separated by spaces."
             )
-        for name in expected:
-            if name not in numbers:
+        for name in wanted:
+            if name not in ids:
                 known = suggest(name, names[:-1])
-                raise InputError(f'{corpus.where([place])}: this model knows no "{name}" (--reference). {known}')
-        mine += [numbers[name] for name in given]
-        theirs += [numbers[name] for name in expected]
-    return np.array(mine, dtype=np.int64), np.array(theirs, dtype=np.int64)
+                raise InputError(f'{corpus.where([line])}: this model has no label "{name}" (--reference). {known}')
+        predicted += [ids[name] for name in given]
+        expected += [ids[name] for name in wanted]
+    return np.array(predicted, dtype=np.int64), np.array(expected, dtype=np.int64)
 
 
-def _by_name(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any], names: Sequence[str]) -> tuple[NameRow, ...]:
-    """How well each name that occurs is told."""
+def _by_label(
+    predicted: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], names: Sequence[str]
+) -> tuple[LabelRow, ...]:
+    """Precision, recall and F1 of every label that occurs."""
     hits, given, there = (
-        np.bincount(some, minlength=len(names)) for some in (mine[mine == theirs], mine, theirs)
+        np.bincount(some, minlength=len(names)) for some in (predicted[predicted == expected], predicted, expected)
     )  # fmt: skip
     return tuple(
-        NameRow(
+        LabelRow(
             name,
-            int(there[place]),
-            float(hits[place] / max(1, given[place])),
-            float(hits[place] / max(1, there[place])),
-            float(2 * hits[place] / (given[place] + there[place])),
+            int(there[label]),
+            float(hits[label] / max(1, given[label])),
+            float(hits[label] / max(1, there[label])),
+            float(2 * hits[label] / (given[label] + there[label])),
         )
-        for place, name in enumerate(names)
-        if given[place] + there[place]
+        for label, name in enumerate(names)
+        if given[label] + there[label]
     )
 
 
-def _number(corpus: Corpus, place: int, text: str) -> float:
+def _number(corpus: Corpus, line: int, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise InputError(f'{corpus.where([place])}: "{text[:40]}" is no number (--reference). Mend it.')
+        raise InputError(f'{corpus.where([line])}: "{text[:40]}" is no number (--reference). Correct it.')
     return value
 
 
 _BATCH_TOKENS = 8192
 _UNBOUNDED = 1 << 30
-_PIECE = 128  # tokens of a text that is read whole
+_CHUNK = 128  # tokens per sample of an encoder
 _ROWS_SHOWN = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What `evaluate` found; a language model has no quality, no rows and no lines of text."""
+    """The scores of a translator or language model; a language model has no quality, rows or lines."""
 
     loss: float  # nats per token
     perplexity: float
-    bits_per_byte: float | None  # None where only some tokens are asked for
+    bits_per_byte: float | None  # None if only some tokens are predicted
     tokens: int
     dropped: dict[str, int]  # lines without a loss, by reason
     seconds: float = 0.0
@@ -228,7 +238,9 @@ class Evaluation:
     def _loss_lines(self) -> list[str]:
         dropped = [f"        no loss for {count:,} lines: {reason}" for reason, count in self.dropped.items()]
         bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
-        loss = f"loss    {self.loss:.4f} nats a token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}{bits}"
+        loss = (
+            f"loss    {self.loss:.4f} nats per token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}{bits}"
+        )
         return [loss, *dropped]
 
 
@@ -240,26 +252,28 @@ def evaluate(
     window: int | None = None,
     stride: int | None = None,
     progress: Progress = lambda done: None,
-) -> Evaluation | AnswerEvaluation:
-    """Judge what a model says of every text; `progress` is told how many more texts are done.
+) -> Evaluation | LabelEvaluation:
+    """Evaluate a model on a corpus; `progress` counts texts.
 
-    A translator's translations, a classifier's answers, and of other models the loss of the text. Language models read
-    it through a `window` of tokens that moves on by a `stride`; those that remember what they have read, whole.
+    Scores translations, predicted labels, or the loss of the text. A language model reads it through a sliding `window`
+    of tokens that moves by `stride`; a model with constant memory reads it in one pass.
     """
     start = time.perf_counter()
     require_fit(model, corpus)
-    if model.description.readout.says in ("names", "numbers"):
-        return evaluate_answers(model, corpus, progress=progress)
+    if model.description.readout.outputs in ("labels", "numbers"):
+        return evaluate_labels(model, corpus, progress=progress)
     if (window, stride) != (None, None) and (model.network.encoder is not None or corpus.targets is not None):
-        raise InputError("only a language model reads through a window. Leave out --window and --stride.")
+        raise InputError("only a language model uses a sliding window. Leave out --window and --stride.")
     if corpus.targets is not None:
         evaluation = _measured(model, corpus, Translation(model.network.max_positions or _UNBOUNDED))
-        said = tuple(answers[0].text for answers in model.translations(corpus.sources, options, progress=progress))
-        evaluation = _judged(evaluation, model, corpus, said)
+        hypotheses = tuple(
+            answers[0].text for answers in model.translations(corpus.sources, options, progress=progress)
+        )
+        evaluation = _with_quality(evaluation, model, corpus, hypotheses)
     elif model.network.encoder is None:
-        evaluation = _read(model, corpus, way(model, window, stride), progress)
+        evaluation = _read(model, corpus, reading_mode(model, window, stride), progress)
     else:
-        evaluation = replace(_measured(model, corpus, _learnt(model)), bits_per_byte=None)
+        evaluation = replace(_measured(model, corpus, _pretraining_task(model)), bits_per_byte=None)
         progress(len(corpus))
     return replace(evaluation, seconds=time.perf_counter() - start)
 
@@ -270,13 +284,13 @@ def length_rows(lengths: Sequence[int], hypotheses: Sequence[str], references: S
 
 
 def group_rows(groups: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Row, ...]:
-    """The quality of each group: in order where groups are numbers, else the worst first."""
+    """The quality per group: numeric groups in order, others with the worst first."""
     rows = counted(hypotheses, metrics(references)).rows(by_group(groups))
     return rows if is_numbered(groups) else tuple(sorted(rows, key=lambda row: (row.exact, row.chrf)))
 
 
 def plot_by_length(evaluation: Evaluation, path: Path) -> None:
-    """A PNG of exact match and chrF by source length, with the number of lines below."""
+    """Draw exact match and chrF by source length into a PNG, with the number of lines below."""
     rows = evaluation.by_length
     if not rows:
         raise InputError("there are no translations to plot by length. Evaluate a translator on pairs.")
@@ -287,24 +301,26 @@ def plot_by_length(evaluation: Evaluation, path: Path) -> None:
     draw(path, [panel("source length in tokens", rows, lines)])
 
 
-def _measured(model: LoadedModel, corpus: Corpus, task: Translation | MaskedLM | SpanCorruption | BidirectionalLM) -> Evaluation:
+def _measured(
+    model: LoadedModel, corpus: Corpus, task: Translation | MaskedLM | SpanCorruption | BidirectionalLM
+) -> Evaluation:
     """The loss of a corpus."""
     plain = task.samples(corpus, (model.tokenizer, model.target_tokenizer))
-    samples = as_letters(plain, model.tokenizer, model.description.embed.letters)
+    samples = with_characters(plain, model.tokenizer, model.description.embed.characters)
     total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
-    return _lost(total, tokens, samples)
+    return _from_loss(total, tokens, samples)
 
 
 def _read(
-    model: LoadedModel, corpus: Corpus, how: Window | Whole, progress: Progress
+    model: LoadedModel, corpus: Corpus, mode: SlidingWindow | Segments, progress: Progress
 ) -> Evaluation:  # fmt: skip
-    """The loss of documents that are read whole or through a window."""
+    """The loss of documents, with a sliding window or in segments."""
     samples = LanguageModel().samples(corpus, (model.tokenizer, None))
-    losses, tokens = read_documents(model, samples.stream, how, progress=progress)
-    return _lost(float(losses.sum()), tokens, samples)
+    losses, tokens = read_documents(model, samples.stream, mode, progress=progress)
+    return _from_loss(float(losses.sum()), tokens, samples)
 
 
-def _lost(total: float, tokens: int, samples: Samples) -> Evaluation:
+def _from_loss(total: float, tokens: int, samples: Samples) -> Evaluation:
     loss = total / max(1, tokens)
     return Evaluation(
         loss=loss,
@@ -315,32 +331,34 @@ def _lost(total: float, tokens: int, samples: Samples) -> Evaluation:
     )
 
 
-def _learnt(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:
-    """What a model that reads a text as a whole learns of it, drawn the same each time."""
-    length = min(_PIECE, model.network.max_positions or _PIECE)
+def _pretraining_task(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:
+    """The pre-training task that an encoder or encoder-decoder is evaluated on, with fixed draws."""
+    length = min(_CHUNK, model.network.max_positions or _CHUNK)
     if model.network.decoder is not None:
         return SpanCorruption(length)
-    return MaskedLM(length) if "fill" in verbs(model.description, model.tokenizer) else BidirectionalLM(length)
+    return MaskedLM(length) if "fill" in capabilities(model.description, model.tokenizer) else BidirectionalLM(length)
 
 
-def _judged(evaluation: Evaluation, model: LoadedModel, corpus: Corpus, said: tuple[str, ...]) -> Evaluation:
-    """The evaluation with the quality of what was said, of all lines and by length and group."""
+def _with_quality(
+    evaluation: Evaluation, model: LoadedModel, corpus: Corpus, hypotheses: tuple[str, ...]
+) -> Evaluation:
+    """The evaluation with the quality of the translations: all lines, by length and by group."""
     assert corpus.targets is not None
     references = tuple(corpus.targets)
     lengths = encode_texts(model.tokenizer, corpus.sources).lengths.tolist()
     return replace(
         evaluation,
-        quality=quality(said, references),
-        by_length=length_rows(lengths, said, references),
-        groups={name: group_rows(of_line, said, references) for name, of_line in corpus.groups.items()},
+        quality=quality(hypotheses, references),
+        by_length=length_rows(lengths, hypotheses, references),
+        groups={name: group_rows(of_line, hypotheses, references) for name, of_line in corpus.groups.items()},
         sources=tuple(corpus.sources),
-        hypotheses=said,
+        hypotheses=hypotheses,
         references=references,
     )
 
 
 def _table(title: str, rows: Sequence[Row]) -> list[str]:
-    """Rows under a heading; of many, the first."""
+    """The first rows under a heading."""
     wide = max(len(title), *(len(row.name) for row in rows))
     lines = [f"{title:<{wide}}  {'lines':>7}  {'exact':>6}  {'BLEU':>6}  {'chrF':>6}"]
     lines += [
@@ -352,13 +370,13 @@ def _table(title: str, rows: Sequence[Row]) -> list[str]:
 
 
 def require_fit(model: LoadedModel, corpus: Corpus) -> None:
-    """Refuse pairs for a model that reads one text, and plain text for one that says something of it."""
-    known, name = verbs(model.description, model.tokenizer), corpus.names[0]
-    if known == ("embed",) and model.description.readout.says == "vectors":
-        raise InputError("this model makes vectors, which are right or wrong of no text alone. Try: regard embed.")
-    answers = known[0] in ("translate", "classify")
-    if answers and corpus.targets is None and "fill" not in known:
+    """Refuse pairs for a language model, and plain text for a translator or classifier."""
+    known, name = capabilities(model.description, model.tokenizer), corpus.names[0]
+    if known == ("embed",) and model.description.readout.outputs == "vectors":
+        raise InputError("this model outputs vectors, which cannot be scored against a reference. Try: regard embed.")
+    paired = known[0] in ("translate", "classify")
+    if paired and corpus.targets is None and "fill" not in known:
         what = "translates" if known[0] == "translate" else "classifies"
-        raise InputError(f"this model {what}, {name} has one side. Give --source and --reference.")
-    if not answers and corpus.targets is not None:
-        raise InputError(f"this model does not translate, {name} has two sides. Give --text.")
+        raise InputError(f"this model {what}, {name} is plain text. Give --source and --reference.")
+    if not paired and corpus.targets is not None:
+        raise InputError(f"this model does not translate, {name} holds pairs. Give --text.")

@@ -1,4 +1,4 @@
-"""A model measured in a process of its own, so that neither its time nor its memory is another's."""
+"""Measure a model in a process of its own, so that no other model affects its time and memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from regard.api import LoadedModel, load
+from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
 from regard.errors import DamagedFile, InputError, RegardError, RunFailed
 from regard.evaluation.sliding_window import document_losses
 from regard.models.device import choose_device
-from regard.training.memory import peak, ran_out
+from regard.training.memory import is_out_of_memory, peak
 
 Progress = Callable[[float], None]
 
@@ -28,8 +29,8 @@ _KILLED = -9
 
 
 @dataclass(frozen=True)
-class Task:
-    """What to measure: a model that translates these texts, or one that reads them."""
+class Job:
+    """What to measure: a model that translates these texts, or a language model that reads them."""
 
     folder: str
     texts: tuple[str, ...]
@@ -37,86 +38,88 @@ class Task:
     beam: int | None = None
     device: str = "auto"
     threads: int | None = None
+    parts: str | None = None  # a Python file of the user's own parts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What was found: translations or the losses of documents, and what they took."""
+    """The result: translations or the losses of documents, with time and memory."""
 
-    seconds: float  # of translating or reading, not of loading
-    memory: int = 0  # the most bytes held for both, beyond what Python and torch take
+    seconds: float  # without loading
+    memory: int = 0  # peak bytes, loading included, beyond what Python and torch take
     device: str
     threads: int
     beam: int = 1
-    answers: Sequence[str] = ()
+    translations: Sequence[str] = ()
     losses: Sequence[float] = ()  # nats
     tokens: int = 0
 
 
-def measure_alone(task: Task, progress: Progress) -> Measured:
-    """Measure in a new process: it reads the task as JSON, tells how far it is, and at last what it found."""
+def measure_isolated(job: Job, progress: Progress) -> Measured:
+    """Measure in a new process, which reads the job as JSON and prints its progress and its result as JSON lines."""
     command = [sys.executable, "-P", "-m", __name__]
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
         try:
-            told = _told(process, task, progress)
+            reply = _last_reply(process, job, progress)
         except BaseException:
             process.kill()
             raise
-        ended = process.wait()
+        exit_code = process.wait()
         errors.seek(0)
-        said = [line for line in errors.read().decode(errors="replace").split("\n") if line.strip()]
-    if "seconds" in told:
-        return Measured(**told)
-    if "message" in told:
-        raise _KINDS.get(told["exit_code"], RunFailed)(f"{task.folder}: {told['message']}")
-    why = "killed (out of memory?)" if ended == _KILLED else "".join(said[-1:]) or f"exit code {ended}"
-    raise RunFailed(f"the process that measured {task.folder} ended: {why}. Try: regard evaluate {task.folder}.")
+        output = [line for line in errors.read().decode(errors="replace").split("\n") if line.strip()]
+    if "seconds" in reply:
+        return Measured(**reply)
+    if "message" in reply:
+        raise _KINDS.get(reply["exit_code"], RunFailed)(f"{job.folder}: {reply['message']}")
+    why = "killed (out of memory?)" if exit_code == _KILLED else "".join(output[-1:]) or f"exit code {exit_code}"
+    raise RunFailed(f"the process that measured {job.folder} ended: {why}. Try: regard evaluate {job.folder}.")
 
 
-def _told(process: subprocess.Popen[bytes], task: Task, progress: Progress) -> dict[str, Any]:
-    """The last thing that a process tells; nothing if it dies before."""
+def _last_reply(process: subprocess.Popen[bytes], job: Job, progress: Progress) -> dict[str, Any]:
+    """The last JSON line that the process prints; empty if it dies before."""
     assert process.stdin is not None
     assert process.stdout is not None
     with suppress(BrokenPipeError), process.stdin as stdin:
-        stdin.write(json.dumps(asdict(task)).encode())
-    told: dict[str, Any] = {}
+        stdin.write(json.dumps(asdict(job)).encode())
+    reply: dict[str, Any] = {}
     for line in process.stdout:
-        told = json.loads(line)
-        progress(told.get("done", 0))
-    return told
+        reply = json.loads(line)
+        progress(reply.get("done", 0))
+    return reply
 
 
-def measure(task: Task, progress: Progress) -> Measured:
+def measure(job: Job, progress: Progress) -> Measured:
     """Measure in this process."""
-    if task.threads is not None:
-        torch.set_num_threads(task.threads)
-    device = choose_device(task.device)
+    if job.threads is not None:
+        torch.set_num_threads(job.threads)
+    device = choose_device(job.device)
+    parts = () if job.parts is None else read_parts(job.parts)
     found: list[Measured] = []
-    work = _translate if task.translates else _read
+    work = _translate if job.translates else _read
 
     def whole() -> None:
-        found.append(work(load(task.folder, device=task.device), task, progress))
+        found.append(work(load(job.folder, device=job.device, parts=parts), job, progress))
 
-    # Its time is taken as well, so nothing may slow it down.
-    memory = peak(whole, device, steady=False)
+    # The work is timed as well, so measuring memory must not slow it down.
+    memory = peak(whole, device, exact=False)
     return replace(found[0], memory=memory)
 
 
-def _translate(model: LoadedModel, task: Task, progress: Progress) -> Measured:
-    options = model.defaults() if task.beam is None else replace(model.defaults(), beam=task.beam)
-    model.translations(task.texts[:1], options)  # what only the first call takes
+def _translate(model: LoadedModel, job: Job, progress: Progress) -> Measured:
+    options = model.defaults() if job.beam is None else replace(model.defaults(), beam=job.beam)
+    model.translations(job.texts[:1], options)  # warm up
     start = time.perf_counter()
-    answers = [found[0].text for found in model.translations(task.texts, options, progress=progress)]
-    return _measured(start, model, beam=options.beam, answers=answers)
+    translations = [found[0].text for found in model.translations(job.texts, options, progress=progress)]
+    return _measured(start, model, beam=options.beam, translations=translations)
 
 
-def _read(model: LoadedModel, task: Task, progress: Progress) -> Measured:
+def _read(model: LoadedModel, job: Job, progress: Progress) -> Measured:
     start = time.perf_counter()
-    losses, tokens = document_losses(model, Corpus(task.texts, None, ("text",)))
-    progress(len(task.texts))
+    losses, tokens = document_losses(model, Corpus(job.texts, None, ("text",)))
+    progress(len(job.texts))
     return _measured(start, model, losses=losses.tolist(), tokens=tokens)
 
 
@@ -125,20 +128,20 @@ def _measured(start: float, model: LoadedModel, **facts: Any) -> Measured:
     return Measured(seconds=seconds, device=model.device.type, threads=torch.get_num_threads(), **facts)
 
 
-def _tell(**facts: Any) -> None:
+def _reply(**facts: Any) -> None:
     print(json.dumps(facts), flush=True)
 
 
 def _main() -> None:
     given = json.load(sys.stdin)
     try:
-        _tell(**asdict(measure(Task(**given), lambda done: _tell(done=done))))
+        _reply(**asdict(measure(Job(**given), lambda done: _reply(done=done))))
     except RegardError as error:
-        _tell(exit_code=error.exit_code, message=str(error))
+        _reply(exit_code=error.exit_code, message=str(error))
     except (MemoryError, RuntimeError) as error:
-        if not ran_out(error):
+        if not is_out_of_memory(error):
             raise
-        _tell(exit_code=1, message="out of memory. Give shorter texts or a smaller --beam.")
+        _reply(exit_code=1, message="out of memory. Give shorter texts or a smaller --beam.")
 
 
 if __name__ == "__main__":

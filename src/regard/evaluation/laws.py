@@ -1,4 +1,7 @@
-"""A network and what it is given to read, and the ways of reading that the laws compare."""
+"""The laws that every model obeys: each is a function that measures how far a network breaks it.
+
+`regard check` tests a trained model against them, tests/laws every model of the zoo.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from regard.decode.generate import Request, answer, room
+from regard.decode.generate import Request, generate_tokens
+from regard.decode.inputs import clamp_max_tokens
 from regard.decode.options import Options
-from regard.layers.contract import Context, Memory, Source, select
-from regard.layers.record import Record
-from regard.models.model import AnySublayer, Model, Network
+from regard.layers.contract import Context, Memory, Source, facts_of, select
+from regard.layers.record import AttentionWeights, Record
+from regard.models.model import Model, Network
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A network and the arguments it is called with: ids and padding, and those of the source if it has one.
+    """A network with a batch of inputs: ids and padding, and those of the source if there is one.
 
-    Padding is on the right, and every slot holds some token: a law may ignore it and read whole rows.
+    Padding is on the right. Every slot holds some token id, so a law may ignore the padding and read whole rows.
     """
 
     network: Network
@@ -33,7 +37,7 @@ class Probe:
 
     @property
     def ids(self) -> Tensor:
-        """BT: what is read, or said when there is a source."""
+        """BT: the token ids; the target's where there is a source."""
         return self.inputs["ids"]
 
     @property
@@ -43,21 +47,21 @@ class Probe:
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What the names of a side's inputs begin with."""
+        """The prefixes of the inputs' names: "" and, with a source, "source_"."""
         return ("", "source_") if "source_ids" in self.inputs else ("",)
 
     def source(self) -> Source | None:
-        """What the encoder says of the sources."""
+        """The encoded sources, for a decoder to attend to."""
         if "source_ids" not in self.inputs:
             return None
         return self.network.encode_source(self.inputs["source_ids"], self.inputs["source_padding"])
 
-    def read(self, **changed: Tensor) -> Tensor:
+    def logits(self, **changed: Tensor) -> Tensor:
         """-> BTN: the logits, with some inputs changed."""
-        return answers(self.network, {**self.inputs, **changed})
+        return token_logits(self.network, {**self.inputs, **changed})
 
-    def states(self, record: Record | None = None) -> Tensor:
-        """-> BTD: the last layer's states, while someone looks or nobody does."""
+    def hidden_states(self, record: Record | None = None) -> Tensor:
+        """-> BTD: the last layer's hidden states, with a record of the attention or without."""
         arguments: dict[str, Any] = {**self.inputs, "record": record}
         return self.network.hidden_states(**arguments)
 
@@ -67,231 +71,223 @@ class Probe:
         return {f"{side}ids": self.inputs[f"{side}ids"][row : row + 1, :n] for side, n in lengths.items()}
 
     def other(self, ids: Tensor, side: str = "") -> Tensor:
-        """The same shape, another token in every slot."""
+        """Ids of the same shape, with a different token in every slot."""
         embed = self.network.source_embed if side else self.network.embed
         return (ids + 1) % embed.table.num_embeddings
 
 
 def gap(found: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest value expected; infinite where they cannot be compared."""
+    """The largest difference relative to the largest expected value; infinite if shapes differ or a value is NaN."""
     if found.shape != expected.shape:
         return math.inf
     difference = (found - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
     return float(difference) if bool(difference.isfinite()) else math.inf
 
 
-def answers(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
-    """-> BTN: the logits; what is said of a text as a whole is said at each of its tokens."""
+def token_logits(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
+    """-> BTN: the logits per token; a model with one output per text repeats it at every token."""
     found: Tensor = network(**inputs)
     if network.description.readout.tokenwise:
         return found
     return found[:, None].expand(-1, inputs["ids"].shape[1], -1)
 
 
-def said(network: Network, states: Tensor) -> Tensor:
-    """BTD -> BTN: the logits, or the states themselves where tokens have none."""
+def read_out(network: Network, states: Tensor) -> Tensor:
+    """BTD -> BTN: the logits, or the hidden states themselves if the readout gives one output per text."""
     found: Tensor = network.readout(states) if network.description.readout.tokenwise else states
     return found
 
 
-def logits(network: Network, ids: Tensor, context: Context) -> Tensor:
-    """BT -> BTN: what the decoder says of whole rows."""
-    return said(network, network.decode(ids, context)[0])
+def decoder_logits(network: Network, ids: Tensor, context: Context) -> Tensor:
+    """BT -> BTN: the decoder's logits in one full pass."""
+    return read_out(network, network.decode(ids, context)[0])
 
 
-def stepped(probe: Probe, step: int, record: Record | None = None) -> Tensor:
-    """-> BTN: the logits of whole rows, read so many tokens at a time."""
+def incremental_logits(probe: Probe, step: int, record: Record | None = None) -> Tensor:
+    """-> BTN: the decoder's logits with memory (KV cache, recurrent state), `step` tokens per call."""
     context = Context(source=probe.source(), remember=True, record=record)
     memory: Memory = None
     parts = []
     for start in range(0, probe.ids.shape[1], step):
         now = replace(context, start=start)
         states, memory = probe.network.decode(probe.ids[:, start : start + step], now, memory)
-        parts.append(said(probe.network, states))
+        parts.append(read_out(probe.network, states))
     return torch.cat(parts, dim=1)
 
 
 TOLERANCE = 1e-4
 LEAST = 4
-"""The fewest tokens a row must have room for."""
+"""The fewest tokens that a model must be able to read."""
 
-_MORE = 5  # columns of padding that a law adds, where there is room
-_SAID = 20  # tokens that a search may say
-
-
-def stepping(probe: Probe) -> float:
-    """Read at once, and one, three or seven tokens at a time."""
-    whole = logits(probe.network, probe.ids, Context(source=probe.source()))
-    return max(gap(stepped(probe, step), whole) for step in (1, 3, 7))
+_EXTRA_PADDING = 5  # columns that a law adds if the model reads that many
+_NEW_TOKENS = 20  # tokens that a search generates
+_STEP = 1e-4  # length of the step of a finite difference, over all parameters together
+_MOST_PARAMETERS = 100_000_000  # a float64 copy with gradients takes 32 bytes for each
 
 
-def prompts(probe: Probe) -> float:
-    """Prompts of unequal length go on together; each row is then read alone."""
+def incremental_decoding(probe: Probe) -> float:
+    """Compare one full pass with decoding 1, 3 or 7 tokens per call with memory."""
+    whole = decoder_logits(probe.network, probe.ids, Context(source=probe.source()))
+    return max(gap(incremental_logits(probe, step), whole) for step in (1, 3, 7))
+
+
+def unequal_prompts(probe: Probe) -> float:
+    """Continue prompts of unequal length in one batch, and compare each row with a full pass of its own."""
     network, ids, source = probe.network, probe.ids, probe.source()
     rows, half = len(ids), ids.shape[1] // 2
     lengths = 1 + torch.arange(rows, device=ids.device) * 5 % half
-    seen = torch.arange(half, device=ids.device) < lengths[:, None]
-    states, memory = network.decode(ids[:, :half], Context(source=source, padding=seen, remember=True))
+    padding = torch.arange(half, device=ids.device) < lengths[:, None]
+    states, memory = network.decode(ids[:, :half], Context(source=source, padding=padding, remember=True))
     parts = [states]
     for t in range(half, ids.shape[1]):
         now = Context(source=source, start=lengths + t - half, end=t + 1, remember=True)
         states, memory = network.decode(ids[:, t : t + 1], now, memory)
         parts.append(states)
-    found = said(network, torch.cat(parts, dim=1))
-    real = torch.cat([seen, seen.new_ones(rows, ids.shape[1] - half)], dim=1)
+    found = read_out(network, torch.cat(parts, dim=1))
+    real = torch.cat([padding, padding.new_ones(rows, ids.shape[1] - half)], dim=1)
     worst = 0.0
     for row in range(rows):
         context = Context(source=select(source, torch.tensor([row], device=ids.device)))
-        worst = max(worst, gap(found[row, real[row]], logits(network, ids[row : row + 1, real[row]], context)[0]))
+        worst = max(
+            worst, gap(found[row, real[row]], decoder_logits(network, ids[row : row + 1, real[row]], context)[0])
+        )
     return worst
 
 
-def future(probe: Probe) -> float:
-    """Other tokens in the second half; the first half is compared."""
+def causality(probe: Probe) -> float:
+    """Change the tokens of the second half, and compare the logits of the first half."""
     cut = probe.ids.shape[1] // 2
     context = Context(source=probe.source())
     changed = torch.cat([probe.ids[:, :cut], probe.other(probe.ids[:, cut:])], dim=1)
-    found, whole = (logits(probe.network, ids, context)[:, :cut] for ids in (changed, probe.ids))
+    found, whole = (decoder_logits(probe.network, ids, context)[:, :cut] for ids in (changed, probe.ids))
     return gap(found, whole)
 
 
-def right(probe: Probe, side: str = "") -> float:
-    """Other tokens where there is padding, and more padding."""
-    ids, seen = probe.inputs[f"{side}ids"], probe.inputs[f"{side}padding"]
-    more = room(probe.network, _MORE, ids.shape[1])
-    real = seen if ids.dim() == 2 else seen[..., None]
+def right_padding(probe: Probe, side: str = "") -> float:
+    """Change the ids under the padding, and add more padding."""
+    ids, padding = probe.inputs[f"{side}ids"], probe.inputs[f"{side}padding"]
+    more = clamp_max_tokens(probe.network, _EXTRA_PADDING, ids.shape[1])
+    real = padding if ids.dim() == 2 else padding[..., None]
     junk = torch.where(real, ids, probe.other(ids, side))
     wider = {
         f"{side}ids": torch.cat([junk, ids.new_ones(len(ids), more, *ids.shape[2:])], dim=1),
-        f"{side}padding": torch.cat([seen, seen.new_zeros(len(ids), more)], dim=1),
+        f"{side}padding": torch.cat([padding, padding.new_zeros(len(ids), more)], dim=1),
     }
-    found = probe.read(**wider)[:, : probe.ids.shape[1]]
-    return gap(found[probe.padding], probe.read()[probe.padding])
+    found = probe.logits(**wider)[:, : probe.ids.shape[1]]
+    return gap(found[probe.padding], probe.logits()[probe.padding])
 
 
-def left(probe: Probe) -> float:
-    """Every row moved to the right end of its slots."""
+def left_padding(probe: Probe) -> float:
+    """Move the padding of every row to the left."""
     moved = {}
     for side in probe.sides:
-        ids, seen = probe.inputs[f"{side}ids"], probe.inputs[f"{side}padding"]
-        free = (~seen).sum(dim=1).tolist()
+        ids, padding = probe.inputs[f"{side}ids"], probe.inputs[f"{side}padding"]
+        free = (~padding).sum(dim=1).tolist()
         moved[f"{side}ids"] = torch.stack([row.roll(n, 0) for row, n in zip(ids, free)])
-        moved[f"{side}padding"] = seen.flip(1)
-    found = probe.read(**moved)
-    return gap(found[probe.padding.flip(1)], probe.read()[probe.padding])
+        moved[f"{side}padding"] = padding.flip(1)
+    found = probe.logits(**moved)
+    return gap(found[probe.padding.flip(1)], probe.logits()[probe.padding])
 
 
-def company(probe: Probe) -> float:
-    """Each row alone, in a batch, and in the same batch the other way round."""
-    whole = probe.read()
-    turned = probe.read(**{name: tensor.flip(0) for name, tensor in probe.inputs.items()}).flip(0)
+def batch_invariance(probe: Probe) -> float:
+    """Compare each row alone, in a batch, and in the same batch in reverse order."""
+    whole = probe.logits()
+    turned = probe.logits(**{name: tensor.flip(0) for name, tensor in probe.inputs.items()}).flip(0)
     worst = gap(turned[probe.padding], whole[probe.padding])
     for row in range(len(whole)):
-        alone = answers(probe.network, probe.row(row))[0]
+        alone = token_logits(probe.network, probe.row(row))[0]
         worst = max(worst, gap(alone, whole[row, : len(alone)]))
     return worst
 
 
-def looking(probe: Probe) -> float:
-    """Read with and without a record, at once and, where there is a decoder, by steps."""
-    worst = gap(probe.states(Record()), probe.states())
+def recording_changes_nothing(probe: Probe) -> float:
+    """Compare hidden states with and without a record, in a full pass and step by step."""
+    worst = gap(probe.hidden_states(Record()), probe.hidden_states())
     if probe.network.decoder is not None:
-        worst = max(worst, gap(stepped(probe, 3, Record()), stepped(probe, 3)))
+        worst = max(worst, gap(incremental_logits(probe, 3, Record()), incremental_logits(probe, 3)))
     return worst
 
 
-def weights(probe: Probe) -> float | None:
-    """How far a row of weights is from one, or above it where less is allowed; what falls on the unseen; the most
-    negative weight.
-    """
+def weights_sum_to_one(probe: Probe) -> float | None:
+    """The worst of: a row's sum minus one, the weight on masked keys, the most negative weight."""
     record = Record()
-    probe.states(record)
+    probe.hidden_states(record)
     worst = 0.0
     for name in record.rows:
         matrix = record.matrix(name)
         more = matrix.sum(-1) - 1
-        missing = more.abs() if _whole(probe.network.description) else more
+        missing = more.abs() if _sum_to_one(probe.network.description) else more
         off = torch.stack([missing.max(), matrix[~_visible(probe, name, matrix)].sum(), -matrix.min()])
         worst = max(worst, float(off.max()) if bool(off.isfinite().all()) else math.inf)
     return worst if record.rows else None
 
 
-def _whole(model: Model) -> bool:
-    """False where weights are made smaller after the softmax (local-p), so that they sum to one at most."""
-    return all(getattr(getattr(part, "see", None), "whole", True) for part in _parts(model))
-
-
-def steady(model: Model) -> bool:
-    """False where what a token sees changes with all that is read beside it (chunks of hashed tokens, as published)."""
-    return all(stack.steady for stack in (model.encoder, model.decoder) if stack)
-
-
-def _parts(model: Model) -> list[AnySublayer]:
-    """Every sublayer of a model."""
-    return [part for stack in (model.encoder, model.decoder) if stack for layer in stack.layers for part in layer]
+def _sum_to_one(model: Model) -> bool:
+    """False for local-p, which scales weights down after the softmax, so that they sum to at most one."""
+    return all(facts_of(part).weights_sum_to_one for part in model.parts)
 
 
 def _visible(probe: Probe, name: str, matrix: Tensor) -> Tensor:
-    """BHTS, True where a layer may look: the past of its own text, or all of the other side's.
+    """BHTS, True for keys that a query may attend to: the past in a decoder, real tokens in an encoder or source.
 
-    Where there is no token nobody asks, so it may look anywhere.
+    A query that is padding may attend to anything.
     """
     if name.startswith("decoder") and name.endswith("self"):
         return torch.ones_like(matrix, dtype=torch.bool).tril()
     real = probe.inputs[f"{probe.sides[-1]}padding"]
-    seen = real[:, None, None].expand_as(matrix)
-    return seen | ~real[:, None, :, None] if name.endswith("self") else seen
+    visible = real[:, None, None].expand_as(matrix)
+    return visible | ~real[:, None, :, None] if name.endswith("self") else visible
 
 
-def recording(probe: Probe) -> float | None:
-    """The weights of a reading at once, and of one token at a time."""
+def stepwise_record(probe: Probe) -> float | None:
+    """Compare the attention weights of a full pass with those of decoding token by token."""
     whole, parts = Record(), Record()
-    logits(probe.network, probe.ids, Context(source=probe.source(), record=whole))
-    stepped(probe, 1, parts)
+    decoder_logits(probe.network, probe.ids, Context(source=probe.source(), record=whole))
+    incremental_logits(probe, 1, parts)
     if whole.rows.keys() != parts.rows.keys():
         return math.inf
     return max((gap(parts.matrix(name), whole.matrix(name)) for name in whole.rows), default=None)
 
 
-def remembering(probe: Probe) -> float:
-    """Rows are doubled, then swapped, every other sentence dropped; then each is read anew."""
+def memory_rows(probe: Probe) -> float:
+    """Repeat, swap and drop rows of memory, as beam search does, and compare with full passes."""
     network, ids = probe.network, probe.ids
     rows, length = ids.shape
     context = Context(source=probe.source(), remember=True)
     twice = torch.arange(rows, device=ids.device).repeat_interleave(2)
     _, memory = network.decode(ids[:, :-2], context)
-    following = _apart(probe, ids[:, -2])
+    following = _two_continuations(probe, ids[:, -2])
     _, memory = network.decode(following, replace(context, start=length - 2), select(memory, twice))
     keep = torch.arange(0, rows, 2, device=ids.device)
     swapped = torch.stack([2 * keep + 1, 2 * keep], dim=1).flatten()
-    last = _apart(probe, ids[keep, -1])
+    last = _two_continuations(probe, ids[keep, -1])
     now = replace(context, source=select(context.source, keep), start=length - 1)
-    found = said(network, network.decode(last, now, select(memory, swapped, keep))[0])
+    found = read_out(network, network.decode(last, now, select(memory, swapped, keep))[0])
     old = twice[swapped]
     read = torch.cat([ids[old, :-2], following[swapped], last], dim=1)
-    return gap(found, logits(network, read, Context(source=select(context.source, old)))[:, -1:])
+    return gap(found, decoder_logits(network, read, Context(source=select(context.source, old)))[:, -1:])
 
 
-def _apart(probe: Probe, tokens: Tensor) -> Tensor:
-    """B -> 2B x 1: each token, and another one."""
+def _two_continuations(probe: Probe, tokens: Tensor) -> Tensor:
+    """B -> 2B x 1: each token, and a different one."""
     return torch.stack([tokens, probe.other(tokens)], dim=1).reshape(-1, 1)
 
 
-def silence(probe: Probe) -> float:
-    """One source without a token among others."""
+def empty_source(probe: Probe) -> float:
+    """Give one row of the batch an empty source, and compare the others."""
     row = len(probe.ids) // 2
     empty = probe.inputs["source_padding"].clone()
     empty[row] = False
-    found = probe.read(source_padding=empty)
+    found = probe.logits(source_padding=empty)
     others = probe.padding.clone()
     others[row] = False
     if not bool(found.isfinite().all()):
         return math.inf
-    return gap(found[others], probe.read()[others]) if bool(others.any()) else 0.0
+    return gap(found[others], probe.logits()[others]) if bool(others.any()) else 0.0
 
 
-def packing(probe: Probe) -> float:
-    """Three documents in a row, then with the first of them padded away, and each alone."""
+def packed_documents(probe: Probe) -> float:
+    """Pack three documents into each row; compare with each alone, and with the first one masked as padding."""
     ids = probe.ids
     rows, length = ids.shape
     cuts = [0, length // 3, length // 2, length]
@@ -301,16 +297,16 @@ def packing(probe: Probe) -> float:
     positions = (torch.arange(length, device=ids.device) - begins).expand(rows, -1)
     packed = probe.network(ids, document=document, positions=positions)
     worst = max(gap(packed[:, a:b], probe.network(ids[:, a:b])) for a, b in pairwise(cuts))
-    seen = torch.ones_like(probe.padding)
-    seen[0, : cuts[1]] = False
-    padded = probe.network(ids, document=document, positions=positions, padding=seen)
-    return max(worst, gap(padded[seen], packed[seen]))
+    kept = torch.ones_like(probe.padding)
+    kept[0, : cuts[1]] = False
+    padded = probe.network(ids, document=document, positions=positions, padding=kept)
+    return max(worst, gap(padded[kept], packed[kept]))
 
 
-def searching(probe: Probe) -> float:
-    """How many answers of greedy and beam search differ alone and in a batch.
+def search_in_batch(probe: Probe) -> float:
+    """Count the results of greedy and beam search that differ between a batch and one request at a time.
 
-    Where two ways on are as good as each other, rounding decides; with twice the digits it does not.
+    Near ties are decided by rounding, so a difference counts only if float64 shows it too.
     """
     if not _disagreements(probe.network, probe):
         return 0.0
@@ -323,61 +319,118 @@ def _disagreements(network: Network, probe: Probe) -> int:
         given = {name: tuple(ids[0].tolist()) for name, ids in probe.row(row).items()}
         source = given.get("source_ids")
         prompt = given["ids"][: 1 if source else len(given["ids"]) // 2 + 1]
-        requests.append(Request(prompt, source, room(network, _SAID, len(prompt))))
+        requests.append(Request(prompt, source, clamp_max_tokens(network, _NEW_TOKENS, len(prompt))))
     count = 0
     for options in (Options(beam=1), Options(beam=4)):
-        together = answer(network, requests, options, end=probe.end)
-        alone = [answer(network, [request], options, end=probe.end)[0] for request in requests]
+        together = generate_tokens(network, requests, options, eos=probe.end)
+        alone = [generate_tokens(network, [request], options, eos=probe.end)[0] for request in requests]
         count += sum(one[0].tokens != other[0].tokens for one, other in zip(together, alone))
     return count
 
 
-def numbers(probe: Probe) -> float:
-    """How many weights are not finite."""
+def finite_weights(probe: Probe) -> float:
+    """Count the weights that are NaN or infinite."""
     return float(sum(int((~parameter.isfinite()).sum()) for parameter in probe.network.parameters()))
+
+
+class _OutputCheck(Record):
+    """A record that compares weights times values with the output of each attention layer."""
+
+    worst: float | None = None
+
+    @torch.no_grad()
+    def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
+        """Compare the layer's output with what its recorded weights make of its values."""
+        rows = weights.weights(slice(0, weights.queries))
+        expected = rows @ weights.values.repeat_interleave(len(rows) // len(weights.values), 0)
+        self.worst = max(self.worst or 0.0, gap(expected.reshape(output.shape), output))
+
+
+def recorded_weights_are_used(probe: Probe) -> float | None:
+    """Compare recorded weights times values with the output of every attention layer."""
+    record = _OutputCheck()
+    probe.hidden_states(record)
+    return record.worst
+
+
+def gradients(probe: Probe) -> float | None:
+    """Compare autograd with a finite difference of the loss along a random direction, in float64."""
+    count = sum(parameter.numel() for parameter in probe.network.parameters())
+    if count > _MOST_PARAMETERS:
+        return None
+    with torch.inference_mode(False), torch.enable_grad():
+        network = deepcopy(probe.network).cpu().double().requires_grad_(True)
+        inputs = {name: tensor.cpu().clone() for name, tensor in probe.inputs.items()}
+        weights = list(network.parameters())
+        draw = torch.Generator().manual_seed(0)
+        direction = [torch.randn(weight.shape, generator=draw, dtype=weight.dtype) for weight in weights]
+        found = torch.autograd.grad(_objective(network, inputs), weights, allow_unused=True)
+        slope = sum(float((g * d).sum()) for g, d in zip(found, direction) if g is not None)
+        size = math.sqrt(sum(float(g.square().sum()) for g in found if g is not None))
+        step, losses = _STEP / math.sqrt(count), []
+        with torch.no_grad():
+            for move in (step, -2 * step):  # one step forward, then one step back
+                for weight, d in zip(weights, direction):
+                    weight.add_(d, alpha=move)
+                losses.append(float(_objective(network, inputs)))
+    difference = (losses[0] - losses[1]) / (2 * step)
+    return abs(slope - difference) / max(abs(difference), size, 1e-30)
+
+
+def _objective(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The loss of predicting each token from those before it, or a smooth function of other readouts' outputs."""
+    if network.description.readout.outputs == "tokens" and network.decoder is not None:
+        return network.loss(inputs, inputs["ids"].roll(-1, 1))
+    outputs: Tensor = network(**inputs)
+    draw = torch.Generator().manual_seed(1)
+    return (outputs * torch.randn(outputs.shape[-1], generator=draw, dtype=outputs.dtype)).tanh().sum()
 
 
 @dataclass(frozen=True)
 class Law:
-    """What must hold, how far a network is off (None: nothing to compare), and what it needs to have."""
+    """A property that must hold, the function that measures its error (None: nothing to compare), and what it needs."""
 
     name: str
-    off: Callable[[Probe], float | None]
-    needs: Literal["nothing", "decoder", "words", "source", "one text"] = "nothing"
+    error: Callable[[Probe], float | None]
+    needs: Literal["nothing", "decoder", "tokens", "source", "one text"] = "nothing"
     allowed: float = TOLERANCE
-    counts: str = "largest difference"
-    steady: bool = False  # holds only where what a token sees does not change with what is read beside it
+    measures: str = "largest difference"
+    incremental: bool = False  # holds only if later tokens do not change what earlier ones attend to
+    nothing: str = "no layer has attention weights"  # why there may be nothing to compare
 
     def lacks(self, model: Model) -> str | None:
         """Why the law does not apply to a model, if it does not."""
-        both = model.encoder is not None and model.decoder is not None
-        if self.needs in ("decoder", "words") and model.decoder is None:
+        if self.needs in ("decoder", "tokens") and model.shape == "encoder":
             return "it has no decoder"
-        if self.needs == "words" and model.readout.says != "words":
-            return "it says no words"
+        if self.needs == "tokens" and model.readout.outputs != "tokens":
+            return "it generates no tokens"
         if self.needs == "one text" and not model.readout.tokenwise:
-            return "it says one thing of the whole text"
-        if self.needs == "source" and not both:
+            return "it has one output per text"
+        if self.needs == "source" and model.shape != "encoder-decoder":
             return "it reads no source"
-        if self.needs == "one text" and not all(getattr(part, "packs", True) for part in _parts(model)):
-            return "its state goes on from one document to the next"
-        return "it reads a source" if self.needs == "one text" and both else None
+        if self.needs == "one text" and model.shape == "encoder-decoder":
+            return "it reads a source"
+        if self.needs == "one text" and not all(facts_of(part).packs for part in model.parts):
+            return "its state carries over from one packed document to the next"
+        return None
 
 
 LAWS = (
-    Law("every weight is a finite number", numbers, allowed=0, counts="weights that are not"),
-    Law("stepping with memory equals reading at once", stepping, "decoder", steady=True),
-    Law("prompts of unequal length go on as if alone", prompts, "decoder", steady=True),
-    Law("the future does not change the past", future, "decoder", allowed=1e-6, steady=True),
-    Law("padding on the right changes nothing", right, steady=True),
-    Law("padding of the source changes nothing", partial(right, side="source_"), "source", steady=True),
-    Law("padding on the left changes nothing", left),
-    Law("a sentence gets the same answer alone and in any batch", company, steady=True),
-    Law("a search finds the same alone and in any batch", searching, "words", 0, "answers that differ", True),
-    Law("rows of memory can be repeated, reordered, dropped", remembering, "decoder"),
-    Law("looking changes nothing", looking, allowed=0),
-    Law("weights sum to one over what is seen", weights),
-    Law("stepping records what reading at once does", recording, "decoder", steady=True),
-    Law("a source without tokens hurts nobody", silence, "source"),
-    Law("packed documents do not see each other", packing, "one text", steady=True),
+    Law("every weight is a finite number", finite_weights, allowed=0, measures="weights that are not"),
+    Law("stepping with memory equals reading at once", incremental_decoding, "decoder", incremental=True),
+    Law("prompts of unequal length continue as if alone", unequal_prompts, "decoder", incremental=True),
+    Law("the future does not change the past", causality, "decoder", allowed=1e-6, incremental=True),
+    Law("padding on the right changes nothing", right_padding, incremental=True),
+    Law("padding of the source changes nothing", partial(right_padding, side="source_"), "source", incremental=True),
+    Law("padding on the left changes nothing", left_padding),
+    Law("a sentence gets the same answer alone and in any batch", batch_invariance, incremental=True),
+    Law("a search finds the same alone and in any batch", search_in_batch, "tokens", 0, "results that differ", True),
+    Law("rows of memory can be repeated, reordered, dropped", memory_rows, "decoder"),
+    Law("looking changes nothing", recording_changes_nothing, allowed=0),
+    Law("weights sum to one over what is seen", weights_sum_to_one),
+    Law("what is shown is what was used", recorded_weights_are_used, incremental=True),
+    Law("stepping records what reading at once does", stepwise_record, "decoder", incremental=True),
+    Law("a source without tokens hurts nobody", empty_source, "source"),
+    Law("packed documents do not see each other", packed_documents, "one text", incremental=True),
+    Law("gradients are those of the loss", gradients, nothing=f"more than {_MOST_PARAMETERS:,} parameters"),
 )

@@ -1,4 +1,4 @@
-"""What became of a training run, as one HTML file that needs nothing else: no script, no network, no fonts."""
+"""The HTML report of an evaluation: one offline file without scripts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from regard.evaluation.evaluate import Evaluation
 from regard.evaluation.significance import Row, is_numbered
 from regard.show import html as pages
 from regard.show.html import document, escaped, overview
-from regard.show.trace import Seen
+from regard.show.trace import AttentionTrace
 from regard.store.files import write_file
 from regard.version import __version__
 
-_ROWS_A_TABLE = 12
+_ROWS_PER_TABLE = 12
 
 STYLE = (
     pages.STYLE
@@ -53,11 +53,11 @@ def write_report(
     title: str,
     evaluation: Evaluation,
     metrics: Path | None,
-    looks: Sequence[tuple[str, Seen]],
+    looks: Sequence[tuple[str, AttentionTrace]],
     samples: int = 12,
     note: str = "",
 ) -> None:
-    """Write the report; `metrics` is a run's metrics.jsonl, `note` says how it came about (the command, the seed)."""
+    """Write the report; `metrics` is the run's metrics.jsonl, `note` tells the command."""
     body = [
         f"<h1>{escaped(title)}</h1>",
         f'<p class="quiet">{escaped(note)}</p>' if note else "",
@@ -73,7 +73,7 @@ def write_report(
 
 
 def _headline(evaluation: Evaluation) -> str:
-    """The numbers to read first."""
+    """The main scores."""
     numbers = {}
     if evaluation.quality is not None:
         found = evaluation.quality
@@ -82,24 +82,24 @@ def _headline(evaluation: Evaluation) -> str:
     shown |= {
         "perplexity": f"{evaluation.perplexity:.3f}",
         "bits per byte": f"{evaluation.bits_per_byte:.3f}",
-        "loss, nats a token": f"{evaluation.loss:.3f}",
+        "loss, nats per token": f"{evaluation.loss:.3f}",
     }
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in shown.items())
     return f'<dl class="numbers">{tiles}</dl>'
 
 
 def _curves(metrics: Path | None) -> str:
-    """How the run went, if its metrics are there."""
+    """The training curves, if there are metrics."""
     lines = read_metrics(metrics)
     training = Curve("training", "minor", points(lines, "loss"))
     validation = Curve("validation", "major", points(lines, "valid_loss"))
     exact = Curve("validation", "major", points(lines, "valid_exact"))
     drawn = [chart.chart("Loss", [training, validation]), chart.chart("Exact match, %", [exact])]
-    return f'<h2>Learning</h2><div class="side">{"".join(drawn)}</div>' if any(drawn) else ""
+    return f'<h2>Training</h2><div class="side">{"".join(drawn)}</div>' if any(drawn) else ""
 
 
 def _rows_section(title: str, note: str, rows: Sequence[Row]) -> str:
-    """A table of rows, or two of half of them each where there are many."""
+    """A table of rows; many rows make two tables."""
     if not rows:
         return ""
     drawn = "".join(map(_table, halves(rows)))
@@ -108,8 +108,8 @@ def _rows_section(title: str, note: str, rows: Sequence[Row]) -> str:
 
 
 def halves(rows: Sequence[Row]) -> list[Sequence[Row]]:
-    """All rows, or, of many, the first and the second half, to stand side by side."""
-    share = len(rows) if len(rows) <= _ROWS_A_TABLE else -(-len(rows) // 2)
+    """All rows, or two halves of many rows, to stand side by side."""
+    share = len(rows) if len(rows) <= _ROWS_PER_TABLE else -(-len(rows) // 2)
     return [rows[start : start + share] for start in range(0, len(rows), share)]
 
 
@@ -128,7 +128,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _bars(row: Row) -> str:
-    """Exact match over chrF, each out of a hundred."""
+    """Bars of exact match and chrF, each out of 100."""
     return (
         '<svg class="bar" viewBox="0 0 100 9" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect class="exact" width="{row.exact:.1f}" height="5"/>'
@@ -137,7 +137,7 @@ def _bars(row: Row) -> str:
 
 
 def _samples_section(evaluation: Evaluation, samples: int) -> str:
-    """The first wrong lines and the first right ones, half and half where there are enough of both."""
+    """The first wrong and the first right lines, half of each if there are enough."""
     lines = list(zip(evaluation.sources, evaluation.hypotheses, evaluation.references))
     wrong = [line for line in lines if line[1] != line[2]]
     right = [line for line in lines if line[1] == line[2]]
@@ -145,15 +145,15 @@ def _samples_section(evaluation: Evaluation, samples: int) -> str:
     shown_wrong = wrong[: samples - len(shown_right)]
     if not (shown_right or shown_wrong):
         return ""
-    counts = f"{len(wrong):,} of {len(lines):,} lines are wrong; here the first {len(shown_wrong)} of them, "
+    counts = f"{len(wrong):,} of {len(lines):,} lines are wrong; below the first {len(shown_wrong)} of them, "
     counts += f"and the first {len(shown_right)} that are right"
     items = "".join(_sample(*line) for line in shown_wrong + shown_right)
     return f'<h2>Samples<small>{counts}</small></h2><ol class="samples">{items}</ol>'
 
 
-def _sample(source: str, said: str, reference: str) -> str:
-    lines = f'<span class="quiet"><bdi>{escaped(source)}</bdi></span><bdi>{escaped(said)}</bdi>'
-    if said == reference:
+def _sample(source: str, hypothesis: str, reference: str) -> str:
+    lines = f'<span class="quiet"><bdi>{escaped(source)}</bdi></span><bdi>{escaped(hypothesis)}</bdi>'
+    if hypothesis == reference:
         return f"<li>{mark(right=True)}{lines}</li>"
     return (
         f'<li class="wrong">{mark(right=False)}{lines}'
@@ -162,28 +162,31 @@ def _sample(source: str, said: str, reference: str) -> str:
 
 
 def mark(*, right: bool) -> str:
-    """A sign for a right or wrong answer, with a word for those who do not see it."""
+    """A sign for a right or wrong line, with a label for screen readers."""
     sign, word = ("✓", "right") if right else ("✗", "wrong")
     return f'<span class="mark" role="img" aria-label="{word}">{sign}</span>'
 
 
-def telling(sources: Sequence[str]) -> list[int]:
-    """Where a short, a middling and a long source stand, to be looked at."""
-    places = {source: place for place, source in reversed(list(enumerate(sources)))}
-    ordered = sorted(places, key=len)
-    chosen = [places[ordered[len(ordered) * part // 8]] for part in (2, 5, 7)] if ordered else []
+def sample_lines(sources: Sequence[str]) -> list[int]:
+    """The indices of a short, a medium and a long source."""
+    indices = {source: index for index, source in reversed(list(enumerate(sources)))}
+    ordered = sorted(indices, key=len)
+    chosen = [indices[ordered[len(ordered) * part // 8]] for part in (2, 5, 7)] if ordered else []
     return list(dict.fromkeys(chosen))
 
 
-def _looks_section(looks: Sequence[tuple[str, Seen]]) -> str:
-    """A map for each text that was looked at, if the model attends at all."""
-    drawn = [overview(seen.source_tokens, seen.target_tokens, seen.telling, title=caption) for caption, seen in looks]
-    note = "a row is a token that is said, a column one that is looked at, by the heads that align best"
+def _looks_section(looks: Sequence[tuple[str, AttentionTrace]]) -> str:
+    """An attention matrix per sample, if the model has attention."""
+    drawn = [
+        overview(seen.source_tokens, seen.target_tokens, seen.alignment_weights, title=caption)
+        for caption, seen in looks
+    ]
+    note = "rows: target tokens (queries); columns: source tokens (keys); the heads that align best"
     return f"<h2>Attention<small>{note}</small></h2>{''.join(drawn)}" if any(drawn) else ""
 
 
 def _footer(evaluation: Evaluation) -> str:
-    """What the numbers rest on."""
+    """How the numbers were measured."""
     found = evaluation.quality
     dropped = [f"no loss for {count:,} lines: {reason}" for reason, count in evaluation.dropped.items()]
     signatures = [f"BLEU {found.bleu_signature}", f"chrF {found.chrf_signature}"] if found else []
@@ -191,7 +194,7 @@ def _footer(evaluation: Evaluation) -> str:
 
 
 def footer(lines: Sequence[str]) -> str:
-    """What numbers rest on; the first line also says on which machine they were found, and with what."""
+    """How numbers were measured; the first line also names the machine and the versions."""
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} processors"
     first = f"{lines[0]}; {machine}; regard {__version__}, torch {torch.__version__}"
     return f"<footer>{''.join(f'<p>{escaped(line)}</p>' for line in (first, *lines[1:]))}</footer>"

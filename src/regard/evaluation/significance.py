@@ -1,4 +1,7 @@
-"""Scores as sums over lines: each line is counted once, then any choice of lines has its score at once."""
+"""Scores with confidence intervals and paired bootstrap tests (Koehn 2004).
+
+Every metric is a sum of statistics over lines: they are counted once per line, so any choice of lines scores at once.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ from numpy.typing import NDArray
 
 from regard.metrics import bits_per_byte
 
-Counts = NDArray[np.float64]  # lines by what is counted in each; or their sum
-Places = NDArray[np.intp]  # of some lines
+Counts = NDArray[np.float64]  # statistics per line; or their sum
+Lines = NDArray[np.intp]  # indices of lines
 
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """What is counted in each answer, the score of the sum over lines, and the signature, if there is one."""
+    """The statistics of a line, the score of their sum, and the sacreBLEU signature, if there is one."""
 
     count: Callable[[Sequence[str]], Counts]
     score: Callable[[Counts], float]
@@ -30,13 +33,15 @@ def metrics(references: Sequence[str]) -> dict[str, Metric]:
     from sacrebleu.metrics.chrf import CHRF
 
     def matches(hypotheses: Sequence[str]) -> Counts:
-        return np.array([[said == right, 1] for said, right in zip(hypotheses, references)], dtype=np.float64)
+        return np.array(
+            [[hypothesis == reference, 1] for hypothesis, reference in zip(hypotheses, references)], dtype=np.float64
+        )
 
-    right = [list(references)]
+    wrapped = [list(references)]
     return {
         "exact": Metric(matches, _share),
-        "bleu": _sacrebleu(BLEU(references=right)),
-        "chrf": _sacrebleu(CHRF(references=right)),
+        "bleu": _sacrebleu(BLEU(references=wrapped)),
+        "chrf": _sacrebleu(CHRF(references=wrapped)),
     }
 
 
@@ -47,7 +52,7 @@ def bits(sums: Counts) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """The quality of some of the lines."""
+    """The quality of a group of lines."""
 
     name: str
     lines: int
@@ -58,28 +63,28 @@ class Row:
 
 @dataclass(frozen=True, eq=False)
 class Counted:
-    """All answers of a model, counted under every metric."""
+    """The statistics of all hypotheses of a model under every metric."""
 
     metrics: Mapping[str, Metric]
     counts: Mapping[str, Counts]
 
-    def row(self, name: str, places: Places) -> Row:
-        """The quality of the lines at some places."""
-        scores = {key: metric.score(self.counts[key][places].sum(axis=0)) for key, metric in self.metrics.items()}
-        return Row(name, len(places), scores["exact"], scores["bleu"], scores["chrf"])
+    def row(self, name: str, lines: Lines) -> Row:
+        """The quality of some lines."""
+        scores = {key: metric.score(self.counts[key][lines].sum(axis=0)) for key, metric in self.metrics.items()}
+        return Row(name, len(lines), scores["exact"], scores["bleu"], scores["chrf"])
 
-    def rows(self, buckets: Mapping[str, Places]) -> tuple[Row, ...]:
+    def rows(self, buckets: Mapping[str, Lines]) -> tuple[Row, ...]:
         """The quality of each bucket of lines."""
-        return tuple(self.row(name, places) for name, places in buckets.items())
+        return tuple(self.row(name, lines) for name, lines in buckets.items())
 
 
 def counted(hypotheses: Sequence[str], found: Mapping[str, Metric]) -> Counted:
-    """Count all answers."""
+    """The statistics of all hypotheses."""
     return Counted(found, {name: metric.count(hypotheses) for name, metric in found.items()})
 
 
-def by_length(lengths: Sequence[int], most: int = 6) -> dict[str, Places]:
-    """Places by length, in about six buckets of equally many lines; "9-12" holds the lengths 9 to 12."""
+def by_length(lengths: Sequence[int], most: int = 6) -> dict[str, Lines]:
+    """Lines by length, in about six buckets of equally many lines; "9-12" holds the lengths 9 to 12."""
     if not len(lengths):
         return {}
     shares = np.linspace(0, 1, most + 1)[1:]
@@ -87,18 +92,18 @@ def by_length(lengths: Sequence[int], most: int = 6) -> dict[str, Places]:
     starts = [int(min(lengths)), *(ends[:-1] + 1)]
     bucket = np.searchsorted(ends, lengths)
     names = [str(end) if start == end else f"{start}-{end}" for start, end in zip(starts, ends)]
-    return {name: np.flatnonzero(bucket == place) for place, name in enumerate(names)}
+    return {name: np.flatnonzero(bucket == number) for number, name in enumerate(names)}
 
 
-def by_group(groups: Sequence[str]) -> dict[str, Places]:
-    """Places by group, in order where groups are numbers."""
+def by_group(groups: Sequence[str]) -> dict[str, Lines]:
+    """Lines by group; numeric groups are in order."""
     of_line = np.array(groups, dtype=object)
     names = sorted(set(groups), key=int if is_numbered(groups) else str)
     return {name: np.flatnonzero(of_line == name) for name in names}
 
 
 def is_numbered(names: Sequence[str]) -> bool:
-    """Whether all names are numbers, so that they have an order."""
+    """Whether all names are numbers, which have an order."""
     return all(name.isdecimal() for name in names)
 
 
@@ -125,7 +130,7 @@ _TIE = 1e-9
 
 
 @dataclass(frozen=True)
-class Estimate:
+class BootstrapScore:
     """A score, half of its 95 % interval, and the p-value of its difference from the first model's."""
 
     value: float
@@ -133,11 +138,11 @@ class Estimate:
     p: float | None = None
 
 
-def paired(counts: Sequence[Counts], score: Callable[[Counts], float]) -> list[Estimate]:
-    """Score the sums over all lines, and over lines drawn with replacement, the same for every model.
+def paired(counts: Sequence[Counts], score: Callable[[Counts], float]) -> list[BootstrapScore]:
+    """Paired bootstrap: score all lines, and lines drawn with replacement, the same draws for every model.
 
-    The draws are those of sacreBLEU, and so are its intervals. The test is two-sided: how often a resampled
-    difference is as far from the real one as the real one is from none. From one line nothing can be drawn.
+    Draws and intervals are those of sacreBLEU. The test is two-sided: how often a resampled difference is as far from
+    the real one as the real one is from zero. One line alone gives no interval.
     """
     from sacrebleu.significance import estimate_ci
 
@@ -145,14 +150,14 @@ def paired(counts: Sequence[Counts], score: Callable[[Counts], float]) -> list[E
     lines = models.shape[1]
     values = [score(sums) for sums in models.sum(axis=1)]
     if lines < 2:
-        return [Estimate(value) for value in values]
+        return [BootstrapScore(value) for value in values]
     draw = np.random.default_rng(SEED)
     draws = (np.bincount(draw.choice(lines, lines), minlength=lines).astype(float) for _ in range(SAMPLES))
     drawn = np.array([[score(sums) for sums in times @ models] for times in draws]).T
     found = []
-    for place, (value, scores) in enumerate(zip(values, drawn)):
+    for number, (value, scores) in enumerate(zip(values, drawn)):
         real = value - values[0]
         far = np.abs(scores - drawn[0] - real) >= abs(real) - _TIE
-        p = (int(far.sum()) + 1) / (SAMPLES + 1) if place else None
-        found.append(Estimate(value, float(estimate_ci(scores)[1]), p))
+        p = (int(far.sum()) + 1) / (SAMPLES + 1) if number else None
+        found.append(BootstrapScore(value, float(estimate_ci(scores)[1]), p))
     return found

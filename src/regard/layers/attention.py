@@ -1,4 +1,4 @@
-"""Attention over the stream itself and over the source, with three slots: the score, the pattern, the position."""
+"""Multi-head attention (Vaswani 2017): self-attention and cross-attention, with slots for score, pattern, position."""
 
 from __future__ import annotations
 
@@ -11,28 +11,41 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard import messages
-from regard.layers.contract import Context, Memory, Shared, Sublayer, write
+from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, write_memory
 from regard.layers.linear import linear
-from regard.layers.lsh.banded import InBands, banded, local_bands
-from regard.layers.patterns import Everything, Pattern, SourcePattern, gathered
-from regard.layers.positions import Rotary
-from regard.layers.record import Attended, Inside, Rows
-from regard.layers.scores import AnyScore, Dot, Score
+from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
+from regard.layers.patterns import Full, Pattern, SelfPattern, self_pattern, source_pattern
+from regard.layers.positions import AttentionPosition, Position, require_attached
+from regard.layers.record import AttentionWeights, Rows, ScoreInputs
+from regard.layers.scores import Dot, Score, ScoreFunction
 
-_LONG = 1 << 16
+_LONG = 1 << 16  # tokens
 
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """Every token asks the tokens of its own sequence (Vaswani 2017, section 3.2)."""
+    """Self-attention (Vaswani 2017, section 3.2): every token attends to tokens of its own sequence."""
 
     heads: int
-    pattern: Pattern = field(default_factory=Everything)
-    score: AnyScore = field(default_factory=Dot)
-    position: Rotary | None = None
-    key_width: int | None = None  # of a head; width / heads when not said
+    pattern: Pattern = field(default_factory=Full)
+    score: Score = field(default_factory=Dot)
+    position: Position | None = None
+    key_width: int | None = None  # of a head; by default width / heads
     biased: bool = True
     name: ClassVar[str] = "self"
+
+    def __post_init__(self) -> None:
+        self_pattern(self.pattern)
+        require_attached(self.position, AttentionPosition)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about the sublayer."""
+        pattern = self_pattern(self.pattern)
+        return Facts(
+            self.heads, pattern.causal, self.position, adds_position_bias=True, incremental=pattern.incremental,
+            packs=True,
+        )  # fmt: skip
 
     def build(self, width: int, source_width: int | None = None) -> SelfAttentionLayer:
         """The module for a stream of this width."""
@@ -42,63 +55,66 @@ class SelfAttention:
 class SelfAttentionLayer(Sublayer):
     def __init__(self, description: SelfAttention, width: int) -> None:
         super().__init__()
-        self.heads, self.pattern = description.heads, description.pattern
-        key_width = description.key_width or divided(width, description.heads)
+        self.heads, self.pattern = description.heads, self_pattern(description.pattern)
+        key_width = description.key_width or head_width(width, description.heads)
         inner = key_width * self.heads
         self.query_key_value = linear(width, 3 * inner, parts=3, biased=description.biased)
         self.out = linear(inner, width, biased=description.biased)
         self.score = description.score.build(key_width, key_width, self.heads)
-        self.query_key_value.weight.data[:inner] *= self.score.first
-        self.position = description.position.build(key_width) if description.position else None
+        self.query_key_value.weight.data[:inner] *= self.score.init_gain
+        position = require_attached(description.position, AttentionPosition)
+        self.position = None if position is None else position.build(key_width)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        q, k, v = (split_heads(part, self.heads) for part in self.projected(x))
+        q, k, v = (split_heads(part, self.heads) for part in self.project(x))
         if self.position is not None:
-            places = context.places(x.shape[1], x.device)
-            q, k = self.position(q, places), self.position(k, places)
+            positions = context.token_positions(x.shape[1], x.device)
+            q, k = self.position(q, positions), self.position(k, positions)
         q, k = self.score.queries(q), self.score.keys(k)
         fresh, first = memory is None, 0
         if context.remember:
             keys, values = (None, None) if memory is None else memory
-            memory = write(keys, k, context, dim=2), write(values, v, context, dim=2)
+            memory = write_memory(keys, k, context, dim=2), write_memory(values, v, context, dim=2)
             if not fresh:
-                # What no query sees any more is not looked through, where all rows are equally far.
-                first = 0 if isinstance(context.start, Tensor) else self.pattern.since(context.start)
-                k, v = (part[:, :, first : context.extent(x.shape[1])] for part in memory)
-        y = nearby(self.score, self.pattern, q, k, v, context, out=self.out.weight) if fresh else None
+                # Keys that no query can attend to any more are skipped, where all rows are at the same slot.
+                first = 0 if isinstance(context.start, Tensor) else self.pattern.first_key(context.start)
+                k, v = (part[:, :, first : context.total_length(x.shape[1])] for part in memory)
+        y = attend_in_bands(self.score, self.pattern, q, k, v, context, out=self.out.weight) if fresh else None
         if y is not None:
             return self.out(merge_heads(y)), memory if context.remember else None
         slots = torch.arange(first, first + k.shape[2], device=x.device)
-        hidden, causal = self.visible(x.shape[1], slots, context, fresh)
+        mask, causal = self.mask(x.shape[1], slots, context, fresh)
         bias = None
-        if context.bias is not None:
-            places = context.places(x.shape[1], x.device)
-            bias = context.bias(places, places if fresh else slots)
-        y = attend(self.score, q, k, v, hidden, context, bias=bias, causal=causal, out=self.out.weight, first=first)
+        if context.position_bias is not None:
+            positions = context.token_positions(x.shape[1], x.device)
+            bias = context.position_bias(positions, positions if fresh else slots)
+        y = attend(self.score, q, k, v, mask, context, bias=bias, causal=causal, out=self.out.weight, first=first)
         return self.out(merge_heads(y)), memory if context.remember else None
 
-    def projected(self, x: Tensor) -> Sequence[Tensor]:
-        """BTD -> three of BTD; of a long text one by one, so that their slopes need not stand beside their sum."""
+    def project(self, x: Tensor) -> Sequence[Tensor]:
+        """BTD -> queries, keys, values.
+
+        Long inputs are projected one by one: the backward pass then never holds the fused gradient and its parts at
+        once.
+        """
         if x.shape[1] < _LONG:
-            together: Tensor = self.query_key_value(x)
-            return together.chunk(3, dim=-1)
+            fused: Tensor = self.query_key_value(x)
+            return fused.chunk(3, dim=-1)
         weights, biases = self.query_key_value.weight.chunk(3), self.query_key_value.bias
         parts = 3 * (None,) if biases is None else biases.chunk(3)
         return [F.linear(x, weight, bias) for weight, bias in zip(weights, parts)]
 
-    def visible(
-        self, queries: int, keys: Tensor, context: Context, fresh: bool
-    ) -> tuple[Tensor | None, bool]:  # fmt: skip
-        """The mask of which keys, by slot, are seen (None: all), and whether it is the triangle that kernels know.
+    def mask(self, queries: int, keys: Tensor, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
+        """The attention mask over keys in these slots, True for visible (None: all), and the kernel's `is_causal`.
 
-        The triangle is aligned to the top left, so it is right only when queries and keys start together.
+        `is_causal` is aligned to the top left, so it is right only when queries and keys start together.
         """
-        plain = self.pattern.triangle and context.document is None
-        if fresh and plain and context.bias is None and self.score.scale is not None:
+        plain = self.pattern.lower_triangular and context.document is None
+        if fresh and plain and context.position_bias is None and self.score.scale is not None:
             return None, True
         if plain and queries == 1 and not isinstance(context.start, Tensor):
             return None, False
-        mask = self.pattern.sees(context.slots(queries, keys.device), keys)
+        mask = self.pattern.mask(context.slots(queries, keys.device), keys)
         mask = None if mask is None else (mask[:, None] if mask.dim() == 3 else mask)
         if fresh and context.document is not None:
             mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
@@ -109,14 +125,22 @@ class SelfAttentionLayer(Sublayer):
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Every token asks the source (Vaswani 2017, section 3.2.3)."""
+    """Cross-attention (Vaswani 2017, section 3.2.3): every target token attends to the source."""
 
     heads: int
-    score: AnyScore = field(default_factory=Dot)
+    score: Score = field(default_factory=Dot)
     key_width: int | None = None
     biased: bool = True
-    pattern: SourcePattern = field(default_factory=Everything)
+    pattern: Pattern = field(default_factory=Full)
     name: ClassVar[str] = "cross"
+
+    def __post_init__(self) -> None:
+        source_pattern(self.pattern)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about the sublayer."""
+        return Facts(self.heads, packs=True, weights_sum_to_one=source_pattern(self.pattern).weights_sum_to_one)
 
     def build(self, width: int, source_width: int | None = None) -> CrossAttentionLayer:
         """The module for a stream of this width over a source of that width."""
@@ -127,14 +151,14 @@ class CrossAttentionLayer(Sublayer):
     def __init__(self, description: CrossAttention, width: int, source_width: int) -> None:
         super().__init__()
         self.heads = description.heads
-        key_width = description.key_width or divided(width, description.heads)
+        key_width = description.key_width or head_width(width, description.heads)
         inner = key_width * self.heads
         self.query = linear(width, inner, biased=description.biased)
         self.key_value = linear(source_width, 2 * inner, parts=2, biased=description.biased)
         self.out = linear(inner, width, biased=description.biased)
         self.score = description.score.build(key_width, key_width, self.heads)
-        self.query.weight.data *= self.score.first
-        self.focus = description.pattern.focus(width)
+        self.query.weight.data *= self.score.init_gain
+        self.source_mask = source_pattern(description.pattern).source_mask(width)
 
     def forward(
         self, x: Tensor, context: Context, memory: Shared[tuple[Tensor, Tensor]] | None = None
@@ -144,16 +168,15 @@ class CrossAttentionLayer(Sublayer):
             k, v = (split_heads(part, self.heads) for part in self.key_value(context.source.states).chunk(2, dim=-1))
             memory = Shared((self.score.keys(k), v))
         k, v = memory.tree
-        # The beams of a sentence are only more queries to the same keys.
-        queries, slots = gathered(x, context.slots(x.shape[1], x.device), k.shape[0])
-        mask, factor = self.focus(queries, slots, context.source)
+        queries, slots = fold_beams(x, context.slots(x.shape[1], x.device), k.shape[0])
+        mask, factor = self.source_mask(queries, slots, context.source)
         q = self.score.queries(split_heads(self.query(queries), self.heads))
         y = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(x), out=self.out.weight)
         return self.out(merge_heads(y).reshape(*x.shape[:2], -1)), memory if context.remember else None
 
 
 def attend(
-    score: Score,
+    score: ScoreFunction,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -167,70 +190,71 @@ def attend(
     out: Tensor | None = None,
     first: int = 0,
 ) -> Tensor:
-    """Projected BHTK, BHSK and BHSV -> BHTV: weigh the values by how well their keys answer.
+    """Scaled dot-product (or other) attention: projected BHTK, BHSK and BHSV -> BHTV.
 
-    A dot product goes to the fused kernel, unless there is a factor on the weights. While someone looks, the weights
-    are computed beside it, never instead of it, so that looking changes nothing. `out` is what comes behind the heads;
-    `first` is the slot of the first key.
+    A dot product goes to the fused kernel, unless there is a factor on the weights. Recorded weights are computed
+    beside the kernel, never instead of it, so recording changes nothing. `out` is the output projection, `first` the
+    slot of the first key, `rows` the number of rows when beams are folded into queries.
     """
     weights: Tensor | None = None
     if score.scale is None or factor is not None:
-        weights = weigh(score, q, k, mask, bias)
+        weights = attention_weights(score, q, k, mask, bias)
         weights = weights if factor is None else weights * factor
         y = weights @ v
     else:
-        y = F.scaled_dot_product_attention(q, k, v, masked(mask, bias), is_causal=causal, scale=score.scale)
-    if context.looking:
+        y = F.scaled_dot_product_attention(q, k, v, kernel_mask(mask, bias, q), is_causal=causal, scale=score.scale)
+    if context.recording:
         assert context.record is not None
         beams = 1 if rows is None else rows // len(q)
         values = F.pad(v, (0, 0, first, 0)) if first else v
-        context.record.watch(context.name, Weighed(values, out, score, q, k, mask, bias, causal, beams, weights, first))
-    return switched(y, context)
+        recorded = ScoredWeights(values, out, score, q, k, mask, bias, causal, beams, weights, first)
+        context.record.record_attention(context.name, recorded, unfold_beams(y, beams))
+    return ablate(y, context)
 
 
 @dataclass(frozen=True)
-class Weighed(Attended):
-    """Keys weighed by a score. A sentence's beams are so many times more queries to it: B, H, beams * T, K."""
+class ScoredWeights(AttentionWeights):
+    """The weights of `attend`. The beams of a sentence are folded into its queries: B, H, beams * T, K."""
 
-    score: Score
+    score: ScoreFunction
     query: Tensor
     key: Tensor
     mask: Tensor | None = None
     bias: Tensor | None = None
-    causal: bool = False  # the plain triangle, for which there is no mask
+    causal: bool = False  # the kernel's `is_causal`, without a mask
     beams: int = 1
-    known: Tensor | None = None  # all weights, where the layer itself had to work them out
-    first: int = 0  # the slot of the first key; values before it weigh nothing
+    known: Tensor | None = None  # all weights, where the layer computed them itself
+    first: int = 0  # the slot of the first key; earlier values weigh 0
 
     @property
     def queries(self) -> int:
-        """How many queries attend, in each row."""
+        """The number of queries in each row."""
         return self.query.shape[2] // self.beams
 
     def head(self, number: int) -> Rows:
-        """The weights of one head, asked for by queries."""
-        return lambda queries: self.worked_out(queries, slice(number, number + 1))[:, 0]
+        """The weights of one head, as a function of a slice of queries."""
+        return lambda queries: self.compute(queries, slice(number, number + 1))[:, 0]
 
     def weights(self, queries: slice) -> Tensor:
-        """-> BHtS: the weights of some queries."""
-        return self.worked_out(queries, slice(None))
+        """-> BHtS: the weights of a slice of queries."""
+        return self.compute(queries, slice(None))
 
-    def worked_out(self, queries: slice, heads: slice) -> Tensor:
-        """-> BhtS: the weights of some queries in some heads."""
-        found = self.part(self.known, queries, heads)
+    def compute(self, queries: slice, heads: slice) -> Tensor:
+        """-> BhtS: the weights of a slice of queries in a slice of heads."""
+        found = self.cut(self.known, queries, heads)
         if found is None:
-            mask = self.part(self.mask, queries, heads)
+            mask = self.cut(self.mask, queries, heads)
             if self.causal:
-                along = torch.arange(self.keys, device=self.key.device)
-                mask = along <= along[: self.queries][queries, None]
-            q = self.part(self.query, queries, heads)
+                slots = torch.arange(self.keys, device=self.key.device)
+                mask = slots <= slots[: self.queries][queries, None]
+            q = self.cut(self.query, queries, heads)
             assert q is not None
-            found = weigh(self.score, q, self.key[:, heads], mask, self.part(self.bias, queries, heads))
-        found = rows_of(found, self.beams)
+            found = attention_weights(self.score, q, self.key[:, heads], mask, self.cut(self.bias, queries, heads))
+        found = unfold_beams(found, self.beams)
         return F.pad(found, (self.first, 0)) if self.first else found
 
-    def part(self, whole: Tensor | None, queries: slice, heads: slice) -> Tensor | None:
-        """What of (1|B)(1|H)(1|T)... belongs to some queries and heads."""
+    def cut(self, whole: Tensor | None, queries: slice, heads: slice) -> Tensor | None:
+        """The part of (1|B)(1|H)(1|T)... for a slice of queries and heads."""
         if whole is None:
             return None
         whole = whole if whole.dim() == 4 else whole[None, None]
@@ -240,70 +264,87 @@ class Weighed(Attended):
         chosen: Tensor = whole.unflatten(2, (self.beams, -1))[:, :, :, queries]
         return chosen.flatten(2, 3)
 
-    def inside(self) -> Inside:
-        """What the weights are made of."""
-        # No copy of the keys: a recurrent decoder asks once a step, and who keeps all steps is to keep them once.
+    def score_inputs(self) -> ScoreInputs:
+        """What the scores are computed from."""
+        # Keys are not copied: a recurrent decoder records every step, and all steps are to share the same keys.
         keys = self.key if self.beams == 1 else self.key.repeat_interleave(self.beams, 0)
         keys = F.pad(keys, (0, 0, self.first, 0)) if self.first else keys
         bias = self.bias if self.bias is None or not self.first else F.pad(self.bias, (self.first, 0))
-        return replace(self.score.inside(rows_of(self.query, self.beams), keys), bias=bias)
+        return replace(self.score.score_inputs(unfold_beams(self.query, self.beams), keys), bias=bias)
 
 
-def nearby(
-    score: Score, pattern: Pattern, q: Tensor, k: Tensor, v: Tensor, context: Context, *, out: Tensor | None = None
+def attend_in_bands(
+    score: ScoreFunction,
+    pattern: SelfPattern,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: Context,
+    *,
+    out: Tensor | None = None,
 ) -> Tensor | None:
-    """As `attend`, in bands; None unless of this text the pattern sees what is near only, and a kernel can compare."""
-    if context.bias is not None or score.scale is None:
+    """As `attend`, in bands of chunks; None unless the pattern spans few chunks and the score is a dot product."""
+    if context.position_bias is not None or score.scale is None:
         return None
     document_ids = context.document_ids()
     document_ids = None if document_ids is None else document_ids.repeat_interleave(q.shape[1], 0)
     bands = local_bands(pattern, q.shape[2], q.shape[0] * q.shape[1], document_ids, q.device)
     if bands is None:
         return None
-    if context.looking and context.record is not None:
-        context.record.watch(context.name, InBands(v, out, q, k, bands, score.scale))
-    return switched(banded(q, k, v, bands, score.scale), context)
+    y = banded_attention(q, k, v, bands, score.scale)
+    if context.recording and context.record is not None:
+        context.record.record_attention(context.name, BandedWeights(v, out, q, k, bands, score.scale), y)
+    return ablate(y, context)
 
 
-def switched(y: Tensor, context: Context) -> Tensor:
-    """BHTV without the heads that are switched off."""
-    kept = None if context.ablation is None else context.ablation.keep(context.name, y.shape[1])
-    return y if kept is None else y * kept.to(y)[:, None, None]
+def ablate(y: Tensor, context: Context) -> Tensor:
+    """BHTV with the output of ablated heads set to 0."""
+    mask = None if context.ablation is None else context.ablation.head_mask(context.name, y.shape[1])
+    return y if mask is None else y * mask.to(y)[:, None, None]
 
 
-def weigh(score: Score, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
-    """-> BHTS: the softmax over what is seen; a query that sees nothing weighs nothing."""
-    energy = score.compare(q, k)
-    energy = energy if bias is None else energy + bias
-    return soft(energy, mask)
+def attention_weights(
+    score: ScoreFunction, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None
+) -> Tensor:  # fmt: skip
+    """-> BHTS: the softmax of the scores over visible keys."""
+    scores = score.compare(q, k)
+    return masked_softmax(scores if bias is None else scores + bias, mask)
 
 
-def soft(energy: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the keys that are seen; zeros, never NaN, where nothing is."""
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the visible keys; zeros, never NaN, for a query without any."""
     if mask is None:
-        return energy.softmax(-1)
-    hidden = energy.masked_fill(~mask, torch.finfo(energy.dtype).min)
+        return scores.softmax(-1)
+    hidden = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return hidden.softmax(-1).masked_fill(~mask, 0.0)
 
 
-def masked(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """One mask for the kernel: the bias, minus infinity where nothing is seen."""
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return bias.masked_fill(~mask, -torch.inf)
+def kernel_mask(mask: Tensor | None, bias: Tensor | None, q: Tensor) -> Tensor | None:
+    """Mask and bias as one tensor for the fused kernel: minus infinity where a key is not visible."""
+    if bias is None:
+        return mask
+    bias = bias.to(q.dtype)  # on a CPU the kernel misreads a float32 bias of float64 queries
+    return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
 
 
 def both(one: Tensor | None, other: Tensor) -> Tensor:
-    """What both masks let through."""
+    """The keys that are visible in both masks."""
     return other if one is None else one & other
 
 
-def rows_of(asked: Tensor, beams: int) -> Tensor:
-    """Give beams that were extra queries (B, H, beams * T, ...) their rows back: (B * beams, H, T, ...)."""
+def fold_beams(x: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Tensor]:
+    """Rows RTD in slots (R)T -> B, beams * T, D and slots: a sentence's beams are more queries to the same keys."""
+    rows, queries = x.shape[:2]
+    slots = slots.expand(rows, queries)
+    return x.reshape(sentences, -1, x.shape[-1]), slots.reshape(sentences, -1)
+
+
+def unfold_beams(folded: Tensor, beams: int) -> Tensor:
+    """B, H, beams * T, ... -> B * beams, H, T, ...: one row per beam again."""
     if beams == 1:
-        return asked
-    apart: Tensor = asked.unflatten(2, (beams, -1))
-    return apart.transpose(1, 2).flatten(0, 1)
+        return folded
+    by_beam: Tensor = folded.unflatten(2, (beams, -1))
+    return by_beam.transpose(1, 2).flatten(0, 1)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -313,11 +354,11 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """BHTV -> BTD: lay the heads side by side."""
+    """BHTV -> BTD: concatenate the heads."""
     return x.transpose(1, 2).flatten(2)
 
 
-def divided(width: int, heads: int) -> int:
+def head_width(width: int, heads: int) -> int:
     """The width of one head."""
     if heads < 1 or width % heads:
         lower = max(heads, 1) * max(1, width // max(heads, 1))

@@ -1,227 +1,231 @@
-"""Recurrent decoders that ask the source: before the cell reads (Bahdanau), or after it (Luong)."""
+"""Recurrent decoders with attention: Bahdanau's (attention before the cell) and Luong's (attention after the cell)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.attention import attend
-from regard.layers.contract import Context, Shared, Source, Sublayer
+from regard.layers.attention import attend, fold_beams
+from regard.layers.contract import Context, Facts, Shared, Source, Sublayer
 from regard.layers.linear import linear
-from regard.layers.patterns import Everything, SourcePattern, gathered
-from regard.layers.recurrent import LSTM, Begin, Bridged, Cell, State, States, first_bias
-from regard.layers.scores import Additive, AnyScore
+from regard.layers.patterns import Full, Pattern, source_pattern
+from regard.layers.recurrent import LSTM, Cell, InitialState, Projected, State, States, initial_bias
+from regard.layers.scores import Additive, Score
 
-Keys = Shared[tuple[Tensor, Tensor]]
-"""What the source is asked by and what it answers, BHSK and BHSV: all beams of a sentence share it."""
+SourceKeys = Shared[tuple[Tensor, Tensor]]
+"""The source's projected keys BHSK and its annotations h_j BHSV, which are the values. All beams share them."""
 
 
-class Ask(nn.Module):
-    """One head that asks the source as it stands, with no projections but the score's own."""
+class SourceAttention(nn.Module):
+    """One head of attention over the source's annotations, with no projections but the score's own."""
 
-    def __init__(self, score: AnyScore, pattern: SourcePattern, width: int, source_width: int) -> None:
+    def __init__(self, score: Score, pattern: Pattern, width: int, source_width: int) -> None:
         super().__init__()
         self.score = score.build(width, source_width)
-        self.focus = pattern.focus(width)
+        self.source_mask = source_pattern(pattern).source_mask(width)
 
-    def keys(self, source: Source) -> Keys:
-        """What a source is asked by and answers."""
+    def keys(self, source: Source) -> SourceKeys:
+        """The keys and values of a source: they are projected once, not at every step."""
         values = source.states[:, None]
         return Shared((self.score.keys(values), values))
 
-    def forward(self, asking: Tensor, slots: Tensor, keys: Keys, context: Context) -> Tensor:
-        """RTD in slots (R)T -> RTV: what the source answers."""
+    def forward(self, states: Tensor, slots: Tensor, keys: SourceKeys, context: Context) -> Tensor:
+        """Decoder states RTD in slots (R)T -> RTV, the context vectors c_i = sum_j alpha_ij h_j."""
         assert context.source is not None
         k, v = keys.tree
-        queries, places = gathered(asking, slots, k.shape[0])
-        mask, factor = self.focus(queries, places, context.source)
+        queries, slots = fold_beams(states, slots, k.shape[0])
+        mask, factor = self.source_mask(queries, slots, context.source)
         q = self.score.queries(queries[:, None])
-        y = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(asking))
-        return y.reshape(*asking.shape[:2], -1)
+        # alpha_i = softmax_j(e_ij), where e_ij = score(query i, h_j)
+        c = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(states))
+        return c.reshape(*states.shape[:2], -1)
 
 
 @dataclass(frozen=True)
-class Attentional:
-    """tanh(W[c; h]): the stream and what the source answers it, as one vector (Luong 2015, equation 5)."""
+class AttentionalVector:
+    """Luong's attentional vector h~_t = tanh(W_c [c_t; h_t]) of a decoder's states (Luong 2015, equation 5)."""
 
-    score: AnyScore = field(default_factory=Additive)
-    pattern: SourcePattern = field(default_factory=Everything)
+    score: Score = field(default_factory=Additive)
+    pattern: Pattern = field(default_factory=Full)
     name: ClassVar[str] = "cross"
 
-    def build(self, width: int, source_width: int | None = None) -> AttentionalLayer:
+    def __post_init__(self) -> None:
+        source_pattern(self.pattern)
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about the sublayer."""
+        return Facts(heads=1, packs=True, weights_sum_to_one=source_pattern(self.pattern).weights_sum_to_one)
+
+    def build(self, width: int, source_width: int | None = None) -> AttentionalVectorLayer:
         """The module for a stream of this width over a source of that width."""
-        return AttentionalLayer(self, width, source_width or width)
+        return AttentionalVectorLayer(self, width, source_width or width)
 
 
-class AttentionalLayer(Sublayer):
-    def __init__(self, description: Attentional, width: int, source_width: int) -> None:
+class AttentionalVectorLayer(Sublayer):
+    def __init__(self, description: AttentionalVector, width: int, source_width: int) -> None:
         super().__init__()
-        self.ask = Ask(description.score, description.pattern, width, source_width)
+        self.attention = SourceAttention(description.score, description.pattern, width, source_width)
         self.out = linear(source_width + width, width)
 
-    def forward(self, x: Tensor, context: Context, memory: Keys | None = None) -> tuple[Tensor, Keys | None]:
+    def forward(
+        self, x: Tensor, context: Context, memory: SourceKeys | None = None
+    ) -> tuple[Tensor, SourceKeys | None]:
         assert context.source is not None
-        keys = memory or self.ask.keys(context.source)
-        answer = self.ask(x, context.slots(x.shape[1], x.device), keys, context)
-        return self.out(torch.cat([answer, x], dim=-1)).tanh(), keys if context.remember else None
+        keys = memory or self.attention.keys(context.source)
+        c = self.attention(x, context.slots(x.shape[1], x.device), keys, context)
+        return self.out(torch.cat([c, x], dim=-1)).tanh(), keys if context.remember else None
 
 
 @dataclass(frozen=True)
-class Before:
-    """The last state asks, and the cell reads the answer beside the token (Bahdanau 2014)."""
+class AttentionDecoder:
+    """Stacked recurrent cells whose highest state attends to the source at every step.
 
-    def build(self, description: Attentive, width: int, source_width: int) -> AttentiveLayer:
-        """The module for a stream of this width over a source of that width."""
-        return AskingBefore(description, width, source_width)
+    attend = "before" the cell: the previous state is the query, and the cell reads the context vector (Bahdanau 2014).
+    attend = "after" the cell: the new state is the query, and the next step reads the attentional vector (Luong 2015,
+    section 3.3: input feeding).
+    """
 
-
-@dataclass(frozen=True)
-class After:
-    """The new state asks; what comes of it is said, and read beside the next token (Luong 2015: input feeding)."""
-
-    def build(self, description: Attentive, width: int, source_width: int) -> AttentiveLayer:
-        """The module for a stream of this width over a source of that width."""
-        return AskingAfter(description, width, source_width)
-
-
-@dataclass(frozen=True)
-class Attentive:
-    """Cells on top of each other, of which the highest asks the source at every step."""
-
-    asks: Before | After = field(default_factory=After)
+    attend: Literal["before", "after"] = "after"
     cell: Cell = field(default_factory=LSTM)
     depth: int = 1
-    score: AnyScore = field(default_factory=Additive)
-    pattern: SourcePattern = field(default_factory=Everything)
-    begin: Begin = field(default_factory=Bridged)
+    score: Score = field(default_factory=Additive)
+    pattern: Pattern = field(default_factory=Full)
+    initial_state: InitialState = field(default_factory=Projected)
     dropout: float = 0.0  # between one cell and the next
     name: ClassVar[str] = "cross"
 
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise InputError(f"depth must be 1 or more, got {self.depth}.")
+        source_pattern(self.pattern)
 
-    def build(self, width: int, source_width: int | None = None) -> AttentiveLayer:
+    @property
+    def facts(self) -> Facts:
+        """Facts about the sublayer."""
+        return Facts(heads=1, weights_sum_to_one=source_pattern(self.pattern).weights_sum_to_one)
+
+    def build(self, width: int, source_width: int | None = None) -> AttentionDecoderLayer:
         """The module for a stream of this width over a source of that width."""
-        return self.asks.build(self, width, source_width or width)
+        layer = BahdanauDecoder if self.attend == "before" else LuongDecoder
+        return layer(self, width, source_width or width)
 
 
 @dataclass(frozen=True)
-class AttentiveMemory:
-    """The cells' states, what is fed back RD (nothing, where the state asks first), and the source's keys."""
+class DecoderMemory:
+    """The cells' states, the last attentional vector RD (None in Bahdanau's decoder), and the source's keys."""
 
     states: States
-    fed: Tensor | None
-    keys: Keys
+    attentional: Tensor | None
+    keys: SourceKeys
 
-    def where(self, here: Tensor, other: AttentiveMemory) -> AttentiveMemory:
-        """The memory itself in rows that are here (R), the other in the rest."""
-        states = tuple(state.where(here, before) for state, before in zip(self.states, other.states))
-        fed = self.fed if other.fed is None or self.fed is None else torch.where(here[:, None], self.fed, other.fed)
-        return AttentiveMemory(states, fed, self.keys)
+    def where(self, rows: Tensor, other: DecoderMemory) -> DecoderMemory:
+        """Take this memory in the rows that are True (R), the other in the rest."""
+        states = tuple(state.where(rows, before) for state, before in zip(self.states, other.states))
+        attentional = self.attentional
+        if attentional is not None and other.attentional is not None:
+            attentional = torch.where(rows[:, None], attentional, other.attentional)
+        return DecoderMemory(states, attentional, self.keys)
 
 
-class AttentiveLayer(Sublayer):
-    """The loop in which each step waits for the one before it. Subclasses say who asks when, and what is said."""
+class AttentionDecoderLayer(Sublayer):
+    """The loop over target tokens, in which each step needs the previous one. Subclasses define the step."""
 
-    def __init__(self, description: Attentive, width: int, source_width: int, fed: int) -> None:
+    def __init__(self, description: AttentionDecoder, width: int, source_width: int, input_width: int) -> None:
         super().__init__()
         cell, depth = description.cell, description.depth
-        self.read = linear(width, cell.gates * width, parts=cell.gates)
-        self.steps = nn.ModuleList(cell.step(width if number else fed, width) for number in range(depth))
-        # A higher cell reads what the one below shows, and besides it only its own bias.
-        self.biases = nn.ParameterList(first_bias(cell, width) for _ in range(depth - 1))
+        self.token_projection = linear(width, cell.gates * width, parts=cell.gates)
+        self.cells = nn.ModuleList(cell.build_step(width if number else input_width, width) for number in range(depth))
+        # A higher cell reads only the hidden state of the cell below, so all that is projected for it is its bias.
+        self.biases = nn.ParameterList(initial_bias(cell, width) for _ in range(depth - 1))
         with torch.no_grad():
-            self.read.bias.copy_(first_bias(cell, width))
-        self.begin = description.begin.build(cell, depth, width, source_width)
-        self.ask = Ask(description.score, description.pattern, width, source_width)
+            self.token_projection.bias.copy_(initial_bias(cell, width))
+        self.initial_state = description.initial_state.build(cell, depth, width, source_width)
+        self.attention = SourceAttention(description.score, description.pattern, width, source_width)
         self.dropout = nn.Dropout(description.dropout)
 
     def forward(
-        self, x: Tensor, context: Context, memory: AttentiveMemory | None = None
-    ) -> tuple[Tensor, AttentiveMemory | None]:
+        self, x: Tensor, context: Context, memory: DecoderMemory | None = None
+    ) -> tuple[Tensor, DecoderMemory | None]:
         assert context.source is not None
-        memory = memory or AttentiveMemory(self.begin(context.source), self.feed(x), self.ask.keys(context.source))
+        memory = memory or self.initial_memory(x, context.source)
         slots = context.slots(x.shape[1], x.device)
-        here = context.padding if context.remember else None
-        kept = []
-        # What a step reads of its token waits for nothing, so all tokens are read at once.
-        for t, read in enumerate(self.read(x).unbind(1)):
-            said, after = self.step(read, memory, slots[..., t : t + 1], context)
-            memory = after if here is None else after.where(here[:, t], memory)
-            kept.append(said)
-        return self.said(torch.stack(kept, dim=1), x), memory if context.remember else None
+        padding = context.padding if context.remember else None
+        outputs = []
+        for t, projected in enumerate(self.token_projection(x).unbind(1)):
+            output, new = self.step(projected, memory, slots[..., t : t + 1], context)
+            memory = new if padding is None else new.where(padding[:, t], memory)
+            outputs.append(output)
+        return self.output(torch.stack(outputs, dim=1), x), memory if context.remember else None
 
-    def feed(self, x: Tensor) -> Tensor | None:
-        """-> RD: what is fed to the first step."""
-        raise NotImplementedError
+    def initial_memory(self, x: Tensor, source: Source) -> DecoderMemory:
+        """The memory before the first token."""
+        return DecoderMemory(self.initial_state(source), None, self.attention.keys(source))
 
     def step(
-        self, read: Tensor, memory: AttentiveMemory, slot: Tensor, context: Context
-    ) -> tuple[Tensor, AttentiveMemory]:
-        """One token further: what there is to say of it, and what to remember."""
+        self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
+    ) -> tuple[Tensor, DecoderMemory]:
+        """One token, projected, -> the step's output and the new memory."""
         raise NotImplementedError
 
-    def said(self, kept: Tensor, x: Tensor) -> Tensor:
-        """What the steps had to say, RT., and the tokens they read -> RTD."""
-        return kept
+    def output(self, outputs: Tensor, x: Tensor) -> Tensor:
+        """The steps' outputs RT... and the input tokens RTD -> RTD."""
+        return outputs
 
-    def asked(self, states: States, memory: AttentiveMemory, slot: Tensor, context: Context) -> Tensor:
-        """-> RV: what the source answers the highest cell."""
-        answer: Tensor = self.ask(states[-1].shown[:, None], slot, memory.keys, context)
-        return answer[:, 0]
+    def context_vector(self, states: States, memory: DecoderMemory, slot: Tensor, context: Context) -> Tensor:
+        """-> RV: the context vector for the highest cell's hidden state."""
+        c: Tensor = self.attention(states[-1].hidden[:, None], slot, memory.keys, context)
+        return c[:, 0]
 
-    def through(self, read: Tensor, inputs: Tensor, states: States) -> States:
-        """The cells, one above the other, one token further."""
-        after: list[State] = []
-        for number, (step, state) in enumerate(zip(self.steps, states)):
+    def advance(self, projected: Tensor, inputs: Tensor, states: States) -> States:
+        """One recurrent step of all stacked cells."""
+        new: list[State] = []
+        for number, (cell, state) in enumerate(zip(self.cells, states)):
             if number:
-                read, inputs = self.biases[number - 1], self.dropout(after[-1].shown)
-            after.append(step(read, inputs, state))
-        return tuple(after)
+                projected, inputs = self.biases[number - 1], self.dropout(new[-1].hidden)
+            new.append(cell(projected, inputs, state))
+        return tuple(new)
 
 
-class AskingBefore(AttentiveLayer):
-    """What is said is the larger of two maps of state, answer and token (maxout: Bahdanau 2014, appendix A.2.2)."""
+class BahdanauDecoder(AttentionDecoderLayer):
+    """Attention before the cell; the output is a maxout layer (Bahdanau 2014, section 3.1 and appendix A.2.2)."""
 
-    def __init__(self, description: Attentive, width: int, source_width: int) -> None:
-        super().__init__(description, width, source_width, source_width)
+    def __init__(self, description: AttentionDecoder, width: int, source_width: int) -> None:
+        super().__init__(description, width, source_width, input_width=source_width)
         self.out = linear(width + source_width + width, 2 * width, parts=2)
 
-    def feed(self, x: Tensor) -> None:
-        return None
-
     def step(
-        self, read: Tensor, memory: AttentiveMemory, slot: Tensor, context: Context
-    ) -> tuple[Tensor, AttentiveMemory]:
-        answer = self.asked(memory.states, memory, slot, context)
-        states = self.through(read, answer, memory.states)
-        return torch.cat([states[-1].shown, answer], dim=-1), replace(memory, states=states)
+        self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
+    ) -> tuple[Tensor, DecoderMemory]:
+        c = self.context_vector(memory.states, memory, slot, context)  # c_i, from e_ij = score(s_{i-1}, h_j)
+        states = self.advance(projected, c, memory.states)  # s_i = f(s_{i-1}, y_{i-1}, c_i)
+        return torch.cat([states[-1].hidden, c], dim=-1), replace(memory, states=states)
 
-    def said(self, kept: Tensor, x: Tensor) -> Tensor:
-        one, other = self.out(torch.cat([kept, x], dim=-1)).chunk(2, dim=-1)
+    def output(self, outputs: Tensor, x: Tensor) -> Tensor:
+        # t_i = max over two linear maps of [s_i; c_i; y_{i-1}]
+        one, other = self.out(torch.cat([outputs, x], dim=-1)).chunk(2, dim=-1)
         return torch.maximum(one, other)
 
 
-class AskingAfter(AttentiveLayer):
-    """What is said is tanh(W[c; h]), the attentional vector (Luong 2015, equation 5)."""
+class LuongDecoder(AttentionDecoderLayer):
+    """Attention after the cell, with input feeding; the output is the attentional vector (Luong 2015, section 3)."""
 
-    def __init__(self, description: Attentive, width: int, source_width: int) -> None:
-        super().__init__(description, width, source_width, width)
+    def __init__(self, description: AttentionDecoder, width: int, source_width: int) -> None:
+        super().__init__(description, width, source_width, input_width=width)
         self.out = linear(source_width + width, width)
 
-    def feed(self, x: Tensor) -> Tensor:
-        return x.new_zeros(len(x), x.shape[-1])
+    def initial_memory(self, x: Tensor, source: Source) -> DecoderMemory:
+        return replace(super().initial_memory(x, source), attentional=x.new_zeros(len(x), x.shape[-1]))
 
     def step(
-        self, read: Tensor, memory: AttentiveMemory, slot: Tensor, context: Context
-    ) -> tuple[Tensor, AttentiveMemory]:
-        assert memory.fed is not None
-        states = self.through(read, memory.fed, memory.states)
-        answer = self.asked(states, memory, slot, context)
-        said = self.out(torch.cat([answer, states[-1].shown], dim=-1)).tanh()
-        return said, AttentiveMemory(states, said, memory.keys)
+        self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
+    ) -> tuple[Tensor, DecoderMemory]:
+        assert memory.attentional is not None
+        states = self.advance(projected, memory.attentional, memory.states)  # h_t, which reads y_{t-1} and h~_{t-1}
+        c = self.context_vector(states, memory, slot, context)  # c_t, from score(h_t, h_s)
+        attentional = self.out(torch.cat([c, states[-1].hidden], dim=-1)).tanh()  # h~_t = tanh(W_c [c_t; h_t])
+        return attentional, DecoderMemory(states, attentional, memory.keys)

@@ -1,4 +1,4 @@
-"""Two readers side by side that never hear of each other, one from each end of the text."""
+"""ELMo's bidirectional language model (biLM): a forward and a backward LSTM that share no state (Peters 2018)."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Memory, Sublayer
-from regard.layers.recurrent import LSTM, Reader, State, begun
+from regard.layers.recurrent import LSTM, State, UnidirectionalRNN, initialise
 
 
 @dataclass(frozen=True)
-class Projected:
-    """An LSTM that shows a projection of what it holds (Sak 2014); both may be clipped to stay within a bound."""
+class ProjectedLSTM:
+    """An LSTM whose hidden state is a projection (LSTMP, Sak 2014); cell state and projection may be clipped."""
 
-    inner: int
-    clip_held: float | None = None
-    clip_shown: float | None = None  # of a projection; without one, what is shown lies between -1 and 1
-    holds: ClassVar[bool] = True
+    inner: int  # the width of the cell state
+    cell_clip: float | None = None
+    projection_clip: float | None = None  # without a projection, hidden states lie between -1 and 1
+    has_cell: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        for name in ("clip_held", "clip_shown"):
+        for name in ("cell_clip", "projection_clip"):
             bound = getattr(self, name)
             if bound is not None and bound <= 0:
                 raise InputError(f"{name} must be above 0, got {bound}.")
 
-    def whole(self, inputs: int, width: int) -> nn.RNNBase:
-        """The module, which reads whole sequences; where it projects, inner is wider than what is shown."""
+    def build(self, input_width: int, width: int) -> nn.RNNBase:
+        """The module over whole sequences; it projects where `inner` is wider than the hidden state."""
         if self.inner < width:
-            raise InputError(f"a cell of inner = {self.inner} cannot show {width} numbers. Use inner = {4 * width}.")
-        if self.inner == width and self.clip_held is None:
-            return LSTM().whole(inputs, width)
+            raise InputError(f"inner = {self.inner} is less than the hidden width {width}. Use inner = {4 * width}.")
+        if self.inner == width and self.cell_clip is None:
+            return LSTM().build(input_width, width)
         projection = width if self.inner > width else 0
-        if self.clip_held is None and self.clip_shown is None:
-            module = ProjectedLSTM(inputs, self.inner, proj_size=projection, batch_first=True)
+        if self.cell_clip is None and self.projection_clip is None:
+            module = LSTMP(input_width, self.inner, proj_size=projection, batch_first=True)
         else:
-            module = ClippedLSTM(self, inputs, projection)
-        begun(module, LSTM())
+            module = ClippedLSTM(self, input_width, projection)
+        initialise(module, LSTM())
         if projection:
             nn.init.xavier_uniform_(module.weight_hr_l0)
         return module
 
 
-class ProjectedLSTM(nn.LSTM):
-    """Torch's LSTM, which need not say that it has no faster way to project on a processor."""
+class LSTMP(nn.LSTM):
+    """Torch's LSTM with projections, without its warning that oneDNN has no such kernel."""
 
     weight_ih_l0: Tensor
     weight_hh_l0: Tensor
@@ -56,77 +56,76 @@ class ProjectedLSTM(nn.LSTM):
     bias_ih_l0: Tensor
     bias_hh_l0: Tensor
 
-    def forward(self, *given: Any) -> Any:
-        """As torch has it."""
+    def forward(self, *arguments: Any) -> Any:
+        """As torch.nn.LSTM."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
-            return super().forward(*given)
+            return super().forward(*arguments)
 
 
-class ClippedLSTM(ProjectedLSTM):
-    """Torch's LSTM and its weights, one step at a time, because each step is clipped before the next one reads it."""
+class ClippedLSTM(LSTMP):
+    """Torch's LSTM with clipping, one step at a time, since each step is clipped before the next one reads it."""
 
-    def __init__(self, description: Projected, inputs: int, projection: int) -> None:
-        super().__init__(inputs, description.inner, proj_size=projection, batch_first=True)
-        self.held, self.shown = description.clip_held, description.clip_shown
+    def __init__(self, description: ProjectedLSTM, input_width: int, projection: int) -> None:
+        super().__init__(input_width, description.inner, proj_size=projection, batch_first=True)
+        self.cell_clip, self.projection_clip = description.cell_clip, description.projection_clip
 
     def forward(  # type: ignore[override]
         self, x: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """BTD and the state before it, 1BD each -> what is shown after each token, and the state after the last."""
-        shown, held = state[0][0], state[1][0]
-        answers = []
-        for read in F.linear(x.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0):
-            gates = torch.addmm(read, shown, self.weight_hh_l0.t())
-            write, keep, new, show = gates.chunk(4, dim=1)
-            held = _clipped(keep.sigmoid() * held + write.sigmoid() * new.tanh(), self.held)
-            shown = show.sigmoid() * held.tanh()
+        """BTD and the initial hidden and cell state, 1BD each -> the hidden states BTD, and the final state."""
+        hidden, cell = state[0][0], state[1][0]
+        outputs = []
+        for projected in F.linear(x.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0):
+            gates = torch.addmm(projected, hidden, self.weight_hh_l0.t())
+            i, f, g, o = gates.chunk(4, dim=1)  # input, forget, candidate, output gate
+            cell = _clip(f.sigmoid() * cell + i.sigmoid() * g.tanh(), self.cell_clip)  # c_t = f * c_{t-1} + i * g
+            hidden = o.sigmoid() * cell.tanh()  # o * tanh(c_t), which the projection W_hr maps to h_t
             if self.proj_size:
-                shown = _clipped(F.linear(shown, self.weight_hr_l0), self.shown)
-            answers.append(shown)
-        return torch.stack(answers, dim=1), (shown[None], held[None])
+                hidden = _clip(F.linear(hidden, self.weight_hr_l0), self.projection_clip)
+            outputs.append(hidden)
+        return torch.stack(outputs, dim=1), (hidden[None], cell[None])
 
 
-def _clipped(x: Tensor, bound: float | None) -> Tensor:
+def _clip(x: Tensor, bound: float | None) -> Tensor:
     return x if bound is None else x.clamp(-bound, bound)
 
 
 @dataclass(frozen=True)
-class Apart:
-    """The first half of the stream is read from the left, the second from the right, each by a cell of its own.
+class BidirectionalLSTM:
+    """One layer of the biLM: a forward LSTM over the first half of the width, a backward LSTM over the second.
 
-    `skip`: what was read is added to what is said, as in every layer of ELMo but the first (Peters 2018).
+    `skip`: a residual connection, as in every layer of ELMo but the first (Peters 2018).
     """
 
-    cell: Projected
+    cell: ProjectedLSTM
     skip: bool = False
-    name: ClassVar[str] = "apart"
-    packs: ClassVar[bool] = False  # its state goes on from one packed document to the next
+    name: ClassVar[str] = "bidirectional_lstm"
 
-    def build(self, width: int, source_width: int | None = None) -> ApartLayer:
+    def build(self, width: int, source_width: int | None = None) -> BidirectionalLSTMLayer:
         """The module for a stream of this width."""
         if width % 2:
-            raise InputError(f"two readers apart need an even width, got {width}. Try {width + 1}.")
-        return ApartLayer(self, width // 2)
+            raise InputError(f"a bidirectional LSTM needs an even width, got {width}. Try {width + 1}.")
+        return BidirectionalLSTMLayer(self, width // 2)
 
 
-class ApartLayer(Sublayer):
-    def __init__(self, description: Apart, half: int) -> None:
+class BidirectionalLSTMLayer(Sublayer):
+    def __init__(self, description: BidirectionalLSTM, half: int) -> None:
         super().__init__()
         cell = description.cell
-        self.readers = nn.ModuleList(Reader(cell, half, half, backward) for backward in (False, True))
+        self.directions = nn.ModuleList(UnidirectionalRNN(cell, half, half, backward) for backward in (False, True))
         self.inner, self.skip = cell.inner, description.skip
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         if context.remember:
-            raise InputError("a model that also reads from the right cannot write word by word (apart).")
+            raise InputError("a bidirectional model cannot generate token by token: it also reads from the right.")
         lengths = None if context.padding is None else context.padding.sum(1)
-        halves = x.chunk(2, dim=-1)
-        y = torch.cat([self.read(reader, half, lengths) for reader, half in zip(self.readers, halves)], dim=-1)
+        halves = zip(self.directions, x.chunk(2, dim=-1))
+        y = torch.cat([self.run(direction, half, lengths) for direction, half in halves], dim=-1)
         return x + y if self.skip else y, None
 
-    def read(self, reader: nn.Module, half: Tensor, lengths: Tensor | None) -> Tensor:
-        """One direction's half of the stream, from its own end of each row."""
-        first = State(half.new_zeros(len(half), half.shape[2]), half.new_zeros(len(half), self.inner))
-        y: Tensor = reader(half, first, lengths, False)[0]
+    def run(self, direction: nn.Module, half: Tensor, lengths: Tensor | None) -> Tensor:
+        """BTD -> BTD: one direction over its half of the width."""
+        zeros = State(half.new_zeros(len(half), half.shape[2]), half.new_zeros(len(half), self.inner))
+        y: Tensor = direction(half, zeros, lengths, False)[0]
         return y

@@ -1,10 +1,10 @@
-"""Words become vectors by how they are spelled, so that every word has one."""
+"""Character CNN: token vectors computed from characters, so that no word is unknown (Kim 2016, Peters 2018)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,98 +18,105 @@ FILTERS = (1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)
 
 
 @dataclass(frozen=True)
-class Spelled:
-    """A word's vector from its characters (Kim 2016): filters, the strongest answer of each, highways, a projection.
+class CharacterCNN:
+    """Convolution filters over a word's characters, max pooling, highway layers, a projection (Kim 2016).
 
-    `copies` of it stand side by side in the stream: ELMo's two readers begin with the same one (Peters 2018).
+    `copies`: how often the vector is repeated along the width. The two directions of ELMo's biLM start from the same
+    vector (Peters 2018).
     """
 
-    characters: int = 262  # how many there are; 0 is padding
-    inner: int = 16  # the width of a character
-    filters: tuple[tuple[int, int], ...] = FILTERS  # over how many characters, and how many of them
+    character_vocabulary: int = 262  # 0 is padding
+    character_width: int = 16
+    filters: tuple[tuple[int, int], ...] = FILTERS  # (filter width in characters, number of filters)
     highways: int = 2
     activation: Literal["relu", "tanh"] = "relu"
-    letters: int = 50  # of each word, padding among them
+    characters: int = 50  # per word, padding included
     copies: int = 2
     dropout: float = 0.0
+    position: ClassVar[None] = None
+    max_positions: ClassVar[None] = None
+    segments: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
         if not self.filters:
-            raise InputError("a word is read by at least one filter. Use filters = [[1, 32], [2, 32]], for instance.")
-        for name in ("characters", "inner", "letters", "copies"):
+            raise InputError("filters is empty. Use filters = [[1, 32], [2, 32]], for instance.")
+        for name in ("character_vocabulary", "character_width", "characters", "copies"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be 1 or more, got {getattr(self, name)}.")
         if self.highways < 0:
             raise InputError(f"highways must be 0 or more, got {self.highways}.")
-        for over, count in self.filters:
-            if not 1 <= over <= self.letters or count < 1:
+        for filter_width, count in self.filters:
+            if not 1 <= filter_width <= self.characters or count < 1:
                 raise InputError(
-                    f"filters has {count} over {over} characters of {self.letters}. "
-                    f"Use [characters, how many], 1 to {self.letters} and 1 or more."
+                    f"filters has {count} filters of width {filter_width} over {self.characters} characters. "
+                    f"Use [filter width, number of filters], 1 to {self.characters} and 1 or more."
                 )
 
-    def build(self, width: int, vocabulary: int) -> SpelledLayer:
-        """The module for a stream of this width; words it was never told of are read as well as others."""
+    def build(self, width: int, vocabulary: int) -> CharacterCNNLayer:
+        """The module for a stream of this width; it needs no vocabulary of words."""
         if width % self.copies:
             near = width + self.copies - width % self.copies
-            raise InputError(f"{self.copies} copies of a word do not fill a width of {width}. Try width = {near}.")
-        return SpelledLayer(self, width // self.copies)
+            raise InputError(f"width {width} is not divisible by {self.copies} copies. Try width = {near}.")
+        return CharacterCNNLayer(self, width // self.copies)
 
 
-class SpelledLayer(nn.Module):
+class CharacterCNNLayer(nn.Module):
     max_positions: int | None = None
 
-    def __init__(self, description: Spelled, width: int) -> None:
+    def __init__(self, description: CharacterCNN, width: int) -> None:
         super().__init__()
-        inner, total = description.inner, sum(count for _, count in description.filters)
-        self.table = nn.Embedding(
-            description.characters, inner, _weight=_characters(description.characters, inner), padding_idx=0
-        )
+        vocabulary, inner = description.character_vocabulary, description.character_width
+        total = sum(count for _, count in description.filters)
+        self.table = nn.Embedding(vocabulary, inner, _weight=_character_table(vocabulary, inner), padding_idx=0)
         self.filters = nn.ModuleList(
-            _filter(inner, count, over, description.activation) for over, count in description.filters
+            _filter(inner, count, filter_width, description.activation) for filter_width, count in description.filters
         )
-        self.activation, self.letters, self.copies = description.activation, description.letters, description.copies
+        self.activation, self.copies = description.activation, description.copies
+        self.characters = description.characters
         self.highways = nn.Sequential(*(Highway(total) for _ in range(description.highways)))
         self.projection = linear(total, width) if total != width else nn.Identity()
         self.dropout = nn.Dropout(description.dropout)
 
     def forward(self, ids: Tensor, context: Context) -> Tensor:
-        """BTC -> BTD: the characters of each word, 0 where a word is padding."""
-        if ids.dim() != 3 or ids.shape[2] != self.letters:
-            found = "x".join(map(str, ids.shape))
-            raise InputError(f"this model reads the {self.letters} characters of each word, not ids of {found}.")
+        """BTC -> BTD: the character ids of each word, all 0 where a word is padding."""
+        if ids.dim() != 3 or ids.shape[2] != self.characters:
+            shape = "x".join(map(str, ids.shape))
+            raise InputError(f"this model reads the {self.characters} characters per word, not ids of shape {shape}.")
         characters = self.table(ids.flatten(0, 1).int()).transpose(1, 2)
-        # Which answer is the strongest is kept, not the answers: they are 50 times as many.
-        strongest = torch.cat([one(characters).max(dim=2).values for one in self.filters], dim=1)
-        words = self.projection(self.highways(activate(strongest, self.activation)))
+        # Max pooling comes before the activation: autograd then keeps 50 times fewer numbers, and the result is equal.
+        pooled = torch.cat([convolution(characters).max(dim=2).values for convolution in self.filters], dim=1)
+        words = self.projection(self.highways(activate(pooled, self.activation)))
         stream = words.unflatten(0, ids.shape[:2]).repeat(1, 1, self.copies)
         dropped: Tensor = self.dropout(stream)
         return dropped
 
 
 class Highway(nn.Module):
-    """g f(x) + (1 - g) x: each number goes through or goes by (Srivastava 2015); at first most go by."""
+    """A highway layer: y = T * H(x) + (1 - T) * x, transform gate T, carry gate 1 - T (Srivastava 2015).
+
+    The negative bias of T makes a new layer carry most of its input.
+    """
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.gate, self.change = linear(width, width), linear(width, width)
-        nn.init.constant_(self.gate.bias, -2.0)
+        self.transform_gate, self.transform = linear(width, width), linear(width, width)
+        nn.init.constant_(self.transform_gate.bias, -2.0)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.lerp(x, self.change(x).relu(), self.gate(x).sigmoid())
+        return torch.lerp(x, self.transform(x).relu(), self.transform_gate(x).sigmoid())
 
 
-def _characters(count: int, width: int) -> Tensor:
-    """Vectors drawn as the published model's were; padding is zero and stays so."""
+def _character_table(count: int, width: int) -> Tensor:
+    """Character embeddings, initialised as in the published model; padding is zero and stays zero."""
     weight = torch.empty(count, width).uniform_(-1.0, 1.0)
     weight[0] = 0.0
     return weight
 
 
-def _filter(inner: int, count: int, over: int, activation: str) -> nn.Conv1d:
-    """A filter drawn as the published model's were."""
-    module = nn.Conv1d(inner, count, over)
-    bound = 0.05 if activation == "relu" else math.sqrt(3 / (over * inner))
+def _filter(inner: int, count: int, filter_width: int, activation: str) -> nn.Conv1d:
+    """Filters of one width, initialised as in the published model."""
+    module = nn.Conv1d(inner, count, filter_width)
+    bound = 0.05 if activation == "relu" else math.sqrt(3 / (filter_width * inner))
     nn.init.uniform_(module.weight, -bound, bound)
     assert module.bias is not None
     nn.init.zeros_(module.bias)

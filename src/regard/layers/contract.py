@@ -1,79 +1,81 @@
-"""The contract that every sublayer follows, and the words it is written in.
+"""The contract of every sublayer: context in, memory out. Memory is the KV cache of attention or a recurrent state.
 
 Shapes, in docstrings as arrows: B batch, T queries, S keys, D width, H heads, K key width, V value width, N vocabulary.
-Slot = position: token number p of a row stands in slot p of its memory, and padding is on the right only. So a causal
-decoder needs no padding mask, and a row's answer cannot depend on the rows beside it.
+Slot = position: token p of a row is written to slot p of its memory, and padding is on the right only. A causal decoder
+therefore needs no padding mask, and the output of a row cannot depend on the other rows of its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
+from regard.layers.positions import AttachedPosition
 from regard.layers.record import Record
 
 T = TypeVar("T")
 
 Memory = Any
-"""A tree (tuples, dicts, dataclasses) of tensors, or None. Axis 0 is the row, except under `Shared`."""
+"""KV cache or recurrent state: a tree (tuples, dicts, dataclasses) of tensors, or None. Axis 0 is the row, except under
+`Shared`."""
 
 
 @dataclass(frozen=True)
 class Shared(Generic[T]):
-    """Memory that belongs to the sentence, not to the row: all beams of a sentence read the same one."""
+    """Memory with one entry per sentence instead of one per row: all beams of a sentence share the source's keys."""
 
     tree: T
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the encoder said."""
+    """The encoder's output."""
 
     states: Tensor  # BSD
     padding: Tensor | None = None  # BS, True where there is a token
-    final: Memory = None  # what each encoder layer remembered at the end: recurrent states
+    final_state: Memory = None  # the memory of each encoder layer after the last token: recurrent states
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """Heads switched off, for experiments: the numbers of the heads, by the name of their layer."""
+    """Head ablation: the numbers of the heads to switch off, by the name of their layer."""
 
-    heads_off: dict[str, tuple[int, ...]]
+    heads: dict[str, tuple[int, ...]]
 
-    def keep(self, name: str, heads: int) -> Tensor | None:
-        """-> H: 1 for a head that speaks, 0 for one that is switched off; None when nothing changes."""
-        off = self.heads_off.get(name)
-        if not off:
+    def head_mask(self, name: str, heads: int) -> Tensor | None:
+        """-> H: 0 for the ablated heads of a layer, 1 for the others; None when the layer keeps all."""
+        ablated = self.heads.get(name)
+        if not ablated:
             return None
-        kept = torch.ones(heads)
-        kept[list(off)] = 0.0
-        return kept
+        mask = torch.ones(heads)
+        mask[list(ablated)] = 0.0
+        return mask
 
 
-class Choices:
-    """What was drawn at random inside a layer, so that it can be replayed exactly.
+class RandomChoices:
+    """Random draws of a layer, kept so that a recomputation in the backward pass replays them exactly.
 
-    A replay gives back each value and puts the random state where the first run had left it, so that whatever is drawn
-    afterwards (dropout) comes out the same.
+    A replay returns each kept value and restores the random state that followed it, so that later draws (dropout) are
+    the same too.
     """
 
     def __init__(self) -> None:
         self._kept: list[tuple[Any, Tensor]] = []
         self._next: int | None = None
 
-    def replay(self) -> Choices:
-        """Go back to the first choice, and give instead of make from now on."""
+    def replay(self) -> RandomChoices:
+        """Start again at the first draw, and return kept values from now on."""
         self._next = 0
         return self
 
-    def choose(self, make: Callable[[], T]) -> T:
-        """The first time: make the value and keep it. In a replay: the value kept."""
+    def draw(self, sample: Callable[[], T]) -> T:
+        """Draw and keep a value, or return the kept one in a replay."""
         if self._next is None:
-            value = make()
+            value = sample()
             self._kept.append((value, torch.get_rng_state()))
             return value
         value, state = self._kept[self._next]
@@ -84,7 +86,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Context:
-    """What a sublayer may look at besides its input; one for the whole stack."""
+    """What a sublayer may read besides its input; one context for the whole stack."""
 
     padding: Tensor | None = None  # BT, True where there is a token; None when nothing is padded
     source: Source | None = None
@@ -92,79 +94,120 @@ class Context:
     end: int | None = None  # host-side bound of the slots in use; needed only when start is a tensor
     positions: Tensor | None = None  # BT, when they are not simply start, start + 1, ... (packed documents)
     document: Tensor | None = None  # BT, which packed document a token belongs to
-    segments: Tensor | None = None  # BT, which of two texts a token belongs to; the embedding reads it
-    bias: nn.Module | None = (
-        None  # (query positions, key positions) -> (1|B)HTS; the stack sets it, self-attention reads
-    )
-    remember: bool = False  # true while decoding
-    final: bool = True  # whether someone wants to know the state after the last token, of padded rows too
-    gradient_checkpointing: bool = False  # true while learning without keeping what is inside a layer for the way back
-    record: Record | None = None  # set while someone is looking
+    segments: Tensor | None = None  # BT, which of two texts a token belongs to; read by the embedding (BERT)
+    position_bias: nn.Module | None = None  # (query, key positions) -> (1|B)HTS, added to scores; set by the stack
+    remember: bool = False  # return memory: true while decoding
+    final_state: bool = True  # whether the recurrent state after the last token is needed, of padded rows too
+    gradient_checkpointing: bool = False  # keep only each layer's input for the backward pass, recompute the rest
+    record: Record | None = None  # where attention weights are recorded
     ablation: Ablation | None = None
-    all_layers: list[Tensor] | None = None  # given what goes into each layer, and what comes out at the end, when asked
-    choices: Choices | None = None
-    name: str = ""  # the path to this layer, kept up only while someone looks or changes
+    all_layers: list[Tensor] | None = None  # if a list: filled with each layer's input, and the stack's output
+    random_choices: RandomChoices | None = None
+    name: str = ""  # the path to this layer; kept up only while weights are recorded or heads ablated
 
-    def extent(self, length: int) -> int:
-        """How many slots are in use after a call of this length."""
+    def total_length(self, length: int) -> int:
+        """The number of slots in use after a call of this length: the length of the KV cache."""
         if self.end is not None:
             return self.end
         assert isinstance(self.start, int), "a start per row needs an end"
         return self.start + length
 
     def slots(self, length: int, device: torch.device) -> Tensor:
-        """-> T or BT: the slot each token of this call goes to."""
+        """-> T or BT: the slot of memory that each token of this call is written to."""
         steps = torch.arange(length, device=device)
         return self.start[:, None] + steps if isinstance(self.start, Tensor) else steps + self.start
 
-    def places(self, length: int, device: torch.device) -> Tensor:
+    def token_positions(self, length: int, device: torch.device) -> Tensor:
         """-> T or BT: the position of each token of this call."""
         return self.slots(length, device) if self.positions is None else self.positions
 
     def document_ids(self) -> Tensor | None:
-        """-> BT: tokens with different numbers never meet: other documents, what is no token (-1); None: all may."""
+        """-> BT: tokens with different ids never attend to each other; padding has -1; None: all have the same id."""
         if self.document is None:
             return None if self.padding is None else self.padding.int() - 1
         return self.document if self.padding is None else self.document.masked_fill(~self.padding, -1)
 
-    def choose(self, make: Callable[[], T]) -> T:
-        """Draw at random, replayably when someone keeps the choices."""
-        return make() if self.choices is None else self.choices.choose(make)
+    def draw(self, sample: Callable[[], T]) -> T:
+        """Draw at random, so that the backward pass can replay it where it recomputes the layer."""
+        return sample() if self.random_choices is None else self.random_choices.draw(sample)
 
-    def under(self, part: str) -> Context:
-        """The context of a part of this layer; costs nothing when nobody looks."""
+    def child(self, name: str) -> Context:
+        """The context of a child module; free unless weights are recorded or heads ablated."""
         if self.record is None and self.ablation is None:
             return self
-        return replace(self, name=f"{self.name}.{part}" if self.name else part)
+        return replace(self, name=f"{self.name}.{name}" if self.name else name)
 
-    def keep(self, states: Tensor) -> None:
-        """Keep what stands between two layers, if someone asked for it."""
+    def add_layer(self, states: Tensor) -> None:
+        """Append the hidden states between two layers to `all_layers`, if it is a list."""
         if self.all_layers is not None:
             self.all_layers.append(states)
 
     @property
-    def looking(self) -> bool:
-        """True when this very layer is asked what it attends to."""
+    def recording(self) -> bool:
+        """True when the attention weights of this very layer are recorded."""
         return self.record is not None and self.record.wanted(self.name)
 
 
 class Sublayer(nn.Module):
-    """x: BTD -> BTD, and what must be remembered for the next call. Nothing is ever kept on the module.
+    """x: BTD -> BTD, and the memory for the next call. Nothing is ever kept on the module.
 
-    A call consumes its memory; to branch, `select`. Memory may be returned unasked when it comes free (a recurrent
-    state), and must be when `context.remember`.
+    A call consumes its memory; to branch, `select`. Memory must be returned when `context.remember`, and may always be
+    where it costs nothing (a recurrent state).
     """
 
-    tokenwise = False  # a fact, not an option: each token's answer depends on that token only
+    position_wise = False  # a fact, not an option: the output of a token depends on that token only
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the rest of the program may rely on about a sublayer without knowing its class.
+
+    The defaults promise nothing that a part must work for, so a part that states no facts is safe, if not fast.
+    """
+
+    heads: int = 0  # attention heads whose weights are recorded and that can be ablated; 0: no attention
+    causal: bool = False  # in self-attention: no query attends to a later key
+    position: AttachedPosition | None = None  # applied to its queries and keys
+    adds_position_bias: bool = False  # adds `context.position_bias` to its scores
+    constant_memory: bool = False  # its memory does not grow with the text
+    incremental: bool = True  # later tokens never change earlier outputs, so memory replaces recomputation
+    packs: bool = False  # keeps packed documents apart (`context.document`)
+    weights_sum_to_one: bool = True  # of every query that may attend to some key
+
+
+class Part(Protocol):
+    """The description of a sublayer: a frozen dataclass with a name (the layer's key in a record) and `build`.
+
+    It may state its `facts`, as a class variable or a property.
+    """
+
+    name: ClassVar[str]
+
+    def build(self, width: int, source_width: int | None = None) -> Sublayer:
+        """The module for a stream of this width over a source of that width."""
+
+
+@runtime_checkable
+class StatesFacts(Protocol):
+    """A part that states its facts."""
+
+    @property
+    def facts(self) -> Facts:
+        """The facts."""
+
+
+def facts_of(part: Part) -> Facts:
+    """The facts of a part; the safe defaults for one that states none."""
+    return part.facts if isinstance(part, StatesFacts) else Facts()
+
+
 def map_rows(
     function: Callable[[Tensor], Tensor], tree: Memory, shared: Callable[[Tensor], Tensor] | None = None
 ) -> Memory:
-    """Apply a function to every tensor of a tree; to what sentences own, apply `shared` instead."""
+    """Apply a function to every tensor of a tree; `shared` instead to the tensors under `Shared`."""
     if tree is None:
         return None
     if isinstance(tree, Tensor):
@@ -181,7 +224,7 @@ def map_rows(
 
 
 def select(memory: Memory, rows: Tensor, sentences: Tensor | None = None) -> Memory:
-    """New row i is old row rows[i]: reorder, repeat, drop. What sentences own moves only when `sentences` is given."""
+    """New row i is old row rows[i]: reorder, repeat or drop beams. `Shared` memory follows `sentences`, if given."""
 
     def keep(tensor: Tensor) -> Tensor:
         return tensor if sentences is None else tensor.index_select(0, sentences)
@@ -190,20 +233,20 @@ def select(memory: Memory, rows: Tensor, sentences: Tensor | None = None) -> Mem
 
 
 def detach(memory: Memory) -> Memory:
-    """The same memory, cut off from the gradients of the past."""
+    """The same memory without its gradient history."""
     return map_rows(lambda tensor: tensor.detach(), memory)
 
 
 @dataclass
-class Past:
-    """What is carried from one piece of a text to the next: what is remembered, and how many tokens were read."""
+class CarriedMemory:
+    """Memory carried from one segment of a text to the next, for truncated BPTT and sliding windows."""
 
     memory: Memory = None
-    read: int = 0
+    position: int = 0  # of the next token: the number of tokens read so far
 
-    def goes_on(self, memory: Memory, length: int) -> None:
-        """After a piece of this length; gradients do not reach back beyond it."""
-        self.memory, self.read = detach(memory), self.read + length
+    def advance(self, memory: Memory, length: int) -> None:
+        """Take the memory after a segment of this length; gradients stop at its start (truncated BPTT)."""
+        self.memory, self.position = detach(memory), self.position + length
 
 
 def leaves(memory: Memory) -> list[Tensor]:
@@ -218,17 +261,17 @@ def leaves(memory: Memory) -> list[Tensor]:
     return found
 
 
-def refilled(memory: Memory, tensors: Sequence[Tensor]) -> Memory:
-    """The opposite of `leaves`: a tree like this one, of these tensors."""
+def with_leaves(memory: Memory, tensors: Sequence[Tensor]) -> Memory:
+    """The inverse of `leaves`: a tree of the same structure with these tensors."""
     left = iter(tensors)
     return map_rows(lambda _: next(left), memory)
 
 
-def write(buffer: Tensor | None, new: Tensor, context: Context, dim: int) -> Tensor:
-    """Write a call's keys (or values) into their slots along `dim`; the buffer grows in blocks."""
+def write_memory(buffer: Tensor | None, new: Tensor, context: Context, dim: int) -> Tensor:
+    """Write a call's keys (or values) into their slots of the KV cache along `dim`; the buffer grows in blocks."""
     if buffer is None:
         return new
-    length, end = new.shape[dim], context.extent(new.shape[dim])
+    length, end = new.shape[dim], context.total_length(new.shape[dim])
     if end > buffer.shape[dim]:
         buffer = _grown(buffer, end, dim)
     elif torch.is_grad_enabled():

@@ -1,4 +1,4 @@
-"""What each token does by itself between two rounds of attention."""
+"""Position-wise feed-forward networks (Vaswani 2017, section 3.3), and SHA-RNN's Boom layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.contract import Context, Memory, Sublayer
+from regard.layers.contract import Context, Facts, Memory, Sublayer
 from regard.layers.linear import linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -18,15 +18,15 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Out and back through a wider inside (Vaswani 2017, section 3.3); gated, a product inside (Shazeer 2020)."""
+    """Two linear maps with an activation between (Vaswani 2017, section 3.3); `gated`: a GLU variant (Shazeer 2020)."""
 
     inner: int
     activation: Activation = "relu"
     gated: bool = False
     biased: bool = True
-    dropout: float = 0.0  # on the inside; what comes out is the join's business
+    dropout: float = 0.0  # of the hidden layer; the join drops the output
     name: ClassVar[str] = "feedforward"
-    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
+    facts: ClassVar[Facts] = Facts(constant_memory=True, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> FeedForwardLayer:
         """The module for a stream of this width."""
@@ -34,7 +34,7 @@ class FeedForward:
 
 
 class FeedForwardLayer(Sublayer):
-    tokenwise = True
+    position_wise = True
 
     def __init__(self, description: FeedForward, width: int) -> None:
         super().__init__()
@@ -45,20 +45,20 @@ class FeedForwardLayer(Sublayer):
         self.dropout = nn.Dropout(description.dropout)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        inside = activate(self.up(x) if self.gate is None else self.gate(x), self.activation)
-        inside = inside if self.gate is None else inside * self.up(x)
-        return self.down(self.dropout(inside)), None
+        hidden = activate(self.up(x) if self.gate is None else self.gate(x), self.activation)
+        hidden = hidden if self.gate is None else hidden * self.up(x)
+        return self.down(self.dropout(hidden)), None
 
 
 @dataclass(frozen=True)
 class Boom:
-    """Out into a wider inside, whose parts of the stream's width are then summed: no matrix back (Merity 2019)."""
+    """One linear map to a wider hidden layer, whose parts of the stream's width are then summed (Merity 2019)."""
 
     inner: int
     activation: Activation = "gelu"
-    dropout: float = 0.0  # on the inside; what comes out is the join's business
+    dropout: float = 0.0  # of the hidden layer; the join drops the output
     name: ClassVar[str] = "feedforward"
-    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
+    facts: ClassVar[Facts] = Facts(constant_memory=True, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> BoomLayer:
         """The module for a stream of this width."""
@@ -69,7 +69,7 @@ class Boom:
 
 
 class BoomLayer(Sublayer):
-    tokenwise = True
+    position_wise = True
 
     def __init__(self, description: Boom, width: int) -> None:
         super().__init__()
@@ -78,12 +78,12 @@ class BoomLayer(Sublayer):
         self.dropout = nn.Dropout(description.dropout)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        inside: Tensor = self.dropout(activate(self.up(x), self.activation))
-        return inside.unflatten(-1, (self.parts, -1)).sum(-2), None
+        hidden: Tensor = self.dropout(activate(self.up(x), self.activation))
+        return hidden.unflatten(-1, (self.parts, -1)).sum(-2), None
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
-    """The nonlinearity of that name."""
+    """The activation function of that name."""
     match activation:
         case "relu":
             return F.relu(x)

@@ -1,4 +1,4 @@
-"""Attention over what was there before, hardly anything of it learnt: a matrix for queries, and three gates."""
+"""SHA-RNN's gated attention (Merity 2019): one query matrix and three gates; the KV cache is the states themselves."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention import attend, both, divided, merge_heads, nearby, split_heads
-from regard.layers.contract import Context, Sublayer, write
+from regard.layers.attention import attend, attend_in_bands, both, head_width, merge_heads, split_heads
+from regard.layers.contract import Context, Facts, Sublayer, write_memory
 from regard.layers.linear import LayerNorm, Norm, linear
 from regard.layers.patterns import Window
 from regard.layers.scores import Dot
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The states that can still be seen: BSD, and the slot of the first of them, the same in every row: B."""
+class StateCache:
+    """The states that later queries can attend to: BSD, and the slot of the first, the same in every row: B."""
 
     states: Tensor
     first: Tensor
@@ -27,14 +27,18 @@ class Kept:
 class GatedAttention:
     """Keys and values are the states themselves behind a gate; only queries are projected (Merity 2019, section 3.2).
 
-    What is remembered is the states, once, and no more of them than the window shows.
+    The cache holds each state once, and no more states than the sliding window needs.
     """
 
     heads: int = 1
     pattern: Window = field(default_factory=lambda: Window(5000))
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))  # of queries
     name: ClassVar[str] = "self"
-    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
+
+    @property
+    def facts(self) -> Facts:
+        """Facts about the sublayer."""
+        return Facts(self.heads, causal=True, constant_memory=True, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> GatedAttentionLayer:
         """The module for a stream of this width."""
@@ -45,64 +49,62 @@ class GatedAttentionLayer(Sublayer):
     def __init__(self, description: GatedAttention, width: int) -> None:
         super().__init__()
         self.heads, self.pattern = description.heads, description.pattern
-        key_width = divided(width, self.heads)
+        key_width = head_width(width, self.heads)
         self.query = linear(width, width)
         self.norm = description.norm.build(width)
         self.query_gate, self.key_gate, self.value_gate = (nn.Parameter(torch.zeros(width)) for _ in range(3))
         self.value = linear(width, 2 * width, parts=2)
         self.score = Dot().build(key_width, key_width, self.heads)
 
-    def forward(self, x: Tensor, context: Context, memory: Kept | None = None) -> tuple[Tensor, Kept | None]:
+    def forward(
+        self, x: Tensor, context: Context, memory: StateCache | None = None
+    ) -> tuple[Tensor, StateCache | None]:  # fmt: skip
         length, first = x.shape[1], 0 if memory is None else int(memory.first[0])
-        # From here on slots are counted from the first that is kept.
-        here = context if first == 0 else replace(context, start=context.start - first, end=behind(context.end, first))
-        states = x if memory is None else write(memory.states, x, here, dim=1)
-        seen = x if memory is None else states[:, : here.extent(length)]
-        # A gate on keys is as well one on queries, and one on values one on the answer.
+        if first:  # from here on slots are counted from the first that is cached
+            end = None if context.end is None else context.end - first
+            context = replace(context, start=context.start - first, end=end)
+        states = x if memory is None else write_memory(memory.states, x, context, dim=1)
+        keys = x if memory is None else states[:, : context.total_length(length)]
+        # A gate on keys can gate the queries instead, and a gate on values the output.
         q = self.norm(self.query(x)) * (self.query_gate.sigmoid() * self.key_gate.sigmoid())
-        q, k = split_heads(q, self.heads), split_heads(seen, self.heads)
-        y = self.asked(q, k, here, memory is None, first)
-        kept = self.trimmed(states, first, here, length) if context.remember else None
-        return merge_heads(y) * self.polarity(), kept
+        q, k = split_heads(q, self.heads), split_heads(keys, self.heads)
+        y = self.attend(q, k, context, memory is None, first)
+        cache = self.trim(states, first, context, length) if context.remember else None
+        return merge_heads(y) * self.output_gate(), cache
 
-    def asked(self, q: Tensor, k: Tensor, context: Context, fresh: bool, first: int) -> Tensor:
-        """BHTK, BHSK -> BHTK: what queries find among the states; a text longer than the window is read in bands."""
-        out = self.polarity().diag() if context.looking else None
-        near = nearby(self.score, self.pattern, q, k, k, context, out=out) if fresh else None
-        if near is not None:
-            return near
-        mask, causal = self.visible(q.shape[2], k.shape[2], context, fresh)
+    def attend(self, q: Tensor, k: Tensor, context: Context, fresh: bool, first: int) -> Tensor:
+        """BHTK, BHSK -> BHTK: in bands when a text is longer than the window."""
+        out = self.output_gate().diag() if context.recording else None
+        in_bands = attend_in_bands(self.score, self.pattern, q, k, k, context, out=out) if fresh else None
+        if in_bands is not None:
+            return in_bands
+        mask, causal = self.mask(q.shape[2], k.shape[2], context, fresh)
         return attend(self.score, q, k, k, mask, context, causal=causal, out=out, first=first)
 
-    def polarity(self) -> Tensor:
-        """-> D: the gate on values, made of more than it needs, so that it learns faster; its sign can turn."""
-        turn, share = self.value(self.value_gate.sigmoid()).chunk(2)
-        gate: Tensor = share.sigmoid() * turn.tanh()
-        return gate
+    def output_gate(self) -> Tensor:
+        """-> D: the gate on values, overparameterized so that it trains faster; tanh allows negative values."""
+        candidate, gate = self.value(self.value_gate.sigmoid()).chunk(2)
+        product: Tensor = gate.sigmoid() * candidate.tanh()
+        return product
 
-    def visible(self, queries: int, keys: int, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
-        """The mask of what is seen (None: everything), and whether it is the plain triangle that kernels know."""
+    def mask(self, queries: int, keys: int, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
+        """The attention mask, True for visible keys (None: all), and the kernel's `is_causal`."""
         device = self.query_gate.device
         if fresh and context.document is None:
             return None, True
-        mask = self.pattern.sees(context.slots(queries, device), torch.arange(keys, device=device))
+        mask = self.pattern.mask(context.slots(queries, device), torch.arange(keys, device=device))
         assert mask is not None
         mask = mask[:, None] if mask.dim() == 3 else mask
         if fresh and context.document is not None:
             mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
         return mask, False
 
-    def trimmed(self, states: Tensor, first: int, context: Context, length: int) -> Kept:
-        """What the next token can see, and a little more: to drop one by one would be to copy it all each time."""
+    def trim(self, states: Tensor, first: int, context: Context, length: int) -> StateCache:
+        """Drop states that no later query can attend to, a quarter of a window at a time: each drop copies the rest."""
         ends: Tensor | int = context.start + length
         if context.padding is not None:
             ends = context.start + context.padding.sum(1)
         beyond = (int(ends.min()) if isinstance(ends, Tensor) else ends) - self.pattern.length
         if beyond > self.pattern.length // 4:
             states, first = states[:, beyond:].contiguous(), first + beyond
-        return Kept(states, torch.full((len(states),), first, device=states.device))
-
-
-def behind(end: int | None, first: int) -> int | None:
-    """Where the slots in use end, counted from the first that is kept."""
-    return None if end is None else end - first
+        return StateCache(states, torch.full((len(states),), first, device=states.device))

@@ -1,4 +1,4 @@
-"""How a sublayer's answer joins the stream. Joins hold the residual and the norm, once."""
+"""Residual connection and normalization: how a sublayer's output joins the stream (post-norm, pre-norm, and others)."""
 
 from __future__ import annotations
 
@@ -13,76 +13,82 @@ from regard.layers.linear import LayerNorm, Norm
 
 
 class Joined(Sublayer):
-    """A sublayer with its norm and its dropout; subclasses say how they meet the stream."""
+    """A sublayer with its norm and its dropout; subclasses add the residual connection."""
 
     def __init__(self, sublayer: Sublayer, norm: nn.Module, dropout: float) -> None:
         super().__init__()
         self.sublayer = sublayer
         self.norm = norm
         self.dropout = nn.Dropout(dropout)
-        self.tokenwise = sublayer.tokenwise
+        self.position_wise = sublayer.position_wise
 
 
 Layers = list[dict[str, Sublayer]]
-"""The sublayers of each layer, joined, by name."""
+"""The joined sublayers of each layer, by name."""
 
 
-class InSequence(nn.Module):
-    """Each layer reads what the one before it wrote."""
+class SequentialLayers(nn.ModuleList):
+    """Each layer reads the output of the one before it."""
 
     def __init__(self, layers: Layers) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(SequenceLayer(layer) for layer in layers)
+        super().__init__(SequentialLayer(layer) for layer in layers)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """BTD -> BTD, and a tuple of what each sublayer remembers."""
+        """BTD -> BTD, and a tuple of each sublayer's memory."""
         kept: list[Memory] = []
-        for number, layer in enumerate(self.layers):
-            context.keep(x)
-            was = memory[len(kept) : len(kept) + len(cast(SequenceLayer, layer))] if memory else None
-            x, now = layer(x, context.under(str(number)), was)
-            kept += now
+        for number, layer in enumerate(self):
+            context.add_layer(x)
+            old = memory[len(kept) : len(kept) + len(cast(SequentialLayer, layer))] if memory else None
+            x, new = layer(x, context.child(str(number)), old)
+            kept += new
         return x, tuple(kept)
 
 
-class SequenceLayer(nn.ModuleDict):
-    """Each sublayer reads what the one before it wrote."""
+class SequentialLayer(nn.ModuleDict):
+    """Each sublayer reads the output of the one before it."""
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """BTD -> BTD, and a tuple of what each sublayer remembers."""
+        """BTD -> BTD, and a tuple of each sublayer's memory."""
         if not context.gradient_checkpointing:
-            return self.through(x, context, memory)
-        # Only the layer's input is kept; going back, all is done again with the same random numbers.
-        answer: tuple[Tensor, Memory] = checkpoint(self.through, x, context, memory, use_reentrant=False)
-        return answer
+            return self.sublayers(x, context, memory)
+        # Gradient checkpointing: only the layer's input is kept; the backward pass recomputes the rest, with the same
+        # random numbers.
+        output: tuple[Tensor, Memory] = checkpoint(self.sublayers, x, context, memory, use_reentrant=False)
+        return output
 
-    def through(self, x: Tensor, context: Context, memory: Memory) -> tuple[Tensor, Memory]:
+    def sublayers(self, x: Tensor, context: Context, memory: Memory) -> tuple[Tensor, Memory]:
         """One sublayer after another."""
         kept: list[Memory] = []
         for name, sublayer in self.items():
-            x, now = sublayer(x, context.under(name), memory[len(kept)] if memory else None)
-            kept.append(now)
+            x, new = sublayer(x, context.child(name), memory[len(kept)] if memory else None)
+            kept.append(new)
         return x, tuple(kept)
 
 
 @dataclass(frozen=True)
-class PostNorm:
-    """norm(x + f(x)): as the Transformer's paper has it."""
+class SequentialJoin:
+    """The base of joins whose layers follow one another; the stack ends without a norm of its own."""
+
+    streams: ClassVar[int] = 1  # the stack's output is this many times as wide as its input
+
+    def layers(self, layers: Layers) -> nn.Module:
+        """The module of all layers."""
+        return SequentialLayers(layers)
+
+    def final_norm(self, width: int) -> nn.Module:
+        """The norm of the stack's output."""
+        return nn.Identity()
+
+
+@dataclass(frozen=True)
+class PostNorm(SequentialJoin):
+    """norm(x + f(x)): layer normalization after the residual connection (Vaswani 2017)."""
 
     norm: Norm = field(default_factory=LayerNorm)
-    streams: ClassVar[int] = 1  # that come out of the stack, side by side
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The sublayer, joined."""
+        """The joined sublayer."""
         return PostNormJoined(sublayer, self.norm.build(width), dropout)
-
-    def wire(self, layers: Layers) -> nn.Module:
-        """The layers, one after another."""
-        return InSequence(layers)
-
-    def closing(self, width: int) -> nn.Module:
-        """What stands at the end of the stack."""
-        return nn.Identity()
 
 
 class PostNormJoined(Joined):
@@ -92,22 +98,17 @@ class PostNormJoined(Joined):
 
 
 @dataclass(frozen=True)
-class PreNorm:
+class PreNorm(SequentialJoin):
     """x + f(norm(x)): trains without warmup (Xiong 2020); the stack ends in one more norm."""
 
     norm: Norm = field(default_factory=LayerNorm)
-    streams: ClassVar[int] = 1  # that come out of the stack, side by side
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The sublayer, joined."""
+        """The joined sublayer."""
         return PreNormJoined(sublayer, self.norm.build(width), dropout)
 
-    def wire(self, layers: Layers) -> nn.Module:
-        """The layers, one after another."""
-        return InSequence(layers)
-
-    def closing(self, width: int) -> nn.Module:
-        """What stands at the end of the stack."""
+    def final_norm(self, width: int) -> nn.Module:
+        """The norm of the stack's output."""
         return self.norm.build(width)
 
 
@@ -118,52 +119,33 @@ class PreNormJoined(Joined):
 
 
 @dataclass(frozen=True)
-class TwinNorm:
-    """a(x) + f(b(x)): what the stream carries is normed too, each with a norm of its own (Merity 2019, figure 1)."""
+class TwinNorm(SequentialJoin):
+    """a(x) + f(b(x)): the residual stream has a norm of its own (Merity 2019, figure 1)."""
 
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
-    streams: ClassVar[int] = 1  # that come out of the stack, side by side
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The sublayer, joined."""
+        """The joined sublayer."""
         return TwinNormJoined(sublayer, self.norm.build(width), self.norm.build(width), dropout)
-
-    def wire(self, layers: Layers) -> nn.Module:
-        """The layers, one after another."""
-        return InSequence(layers)
-
-    def closing(self, width: int) -> nn.Module:
-        """What stands at the end of the stack."""
-        return nn.Identity()
 
 
 class TwinNormJoined(Joined):
-    def __init__(self, sublayer: Sublayer, norm: nn.Module, stream: nn.Module, dropout: float) -> None:
+    def __init__(self, sublayer: Sublayer, norm: nn.Module, residual_norm: nn.Module, dropout: float) -> None:
         super().__init__(sublayer, norm, dropout)
-        self.stream = stream
+        self.residual_norm = residual_norm
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         y, memory = self.sublayer(self.norm(x), context, memory)
-        return self.stream(x) + self.dropout(y), memory
+        return self.residual_norm(x) + self.dropout(y), memory
 
 
 @dataclass(frozen=True)
-class Replace:
-    """f(x): no residual and no norm, as the first recurrent models were stacked."""
-
-    streams: ClassVar[int] = 1  # that come out of the stack, side by side
+class Replace(SequentialJoin):
+    """f(x): no residual connection and no norm, as the first recurrent models were stacked."""
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The sublayer, joined."""
+        """The joined sublayer."""
         return ReplaceJoined(sublayer, nn.Identity(), dropout)
-
-    def wire(self, layers: Layers) -> nn.Module:
-        """The layers, one after another."""
-        return InSequence(layers)
-
-    def closing(self, width: int) -> nn.Module:
-        """What stands at the end of the stack."""
-        return nn.Identity()
 
 
 class ReplaceJoined(Joined):

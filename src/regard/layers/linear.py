@@ -1,4 +1,4 @@
-"""Linear maps, initialised as Glorot and Bengio (2010) have it, without a bias at first."""
+"""Linear maps with Glorot initialization (Glorot and Bengio 2010), layer normalization and RMSNorm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) -> nn.Linear:
-    """A linear map; `parts` equal maps that share their input may stand in one matrix, each with its own scale."""
+    """A linear map with a bias of 0; `parts` equal maps of one input may share its matrix, each with its own scale."""
     module = nn.Linear(inputs, outputs, bias=biased)
     for part in module.weight.chunk(parts):
         nn.init.xavier_uniform_(part)
@@ -19,20 +19,20 @@ def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) ->
     return module
 
 
-def table(rows: int, width: int, spread: float) -> Tensor:
-    """Vectors drawn from a normal distribution; on the meta device only their shape: to draw there imports a lot."""
+def normal_table(rows: int, width: int, std: float) -> Tensor:
+    """Vectors drawn from a normal distribution; empty on the meta device, where drawing imports much of torch."""
     weight = torch.empty(rows, width)
-    return weight if weight.is_meta else nn.init.normal_(weight, std=spread)
+    return weight if weight.is_meta else nn.init.normal_(weight, std=std)
 
 
 def matrix_per_head(heads: int, rows: int, columns: int) -> nn.Parameter:
-    """One matrix a head: H, rows, columns."""
+    """One matrix per head: H, rows, columns."""
     bound = math.sqrt(6 / (rows + columns))
     return nn.Parameter(torch.empty(heads, rows, columns).uniform_(-bound, bound))
 
 
 def per_head(x: Tensor, matrices: Tensor) -> Tensor:
-    """BH...K by HKJ -> BH...J: all that a head has is multiplied at once, not row by row."""
+    """BH...K by HKJ -> BH...J: one matrix product per head over all rows at once."""
     heads = x.transpose(0, 1)
     product = torch.bmm(heads.reshape(len(heads), -1, x.shape[-1]), matrices)
     return product.view(*heads.shape[:-1], matrices.shape[-1]).transpose(0, 1)
@@ -40,7 +40,7 @@ def per_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Mean 0 and variance 1 over the width, then a learnt scale and shift (Ba 2016)."""
+    """Layer normalization (Ba 2016): mean 0 and variance 1 over the width, then a trained scale and shift."""
 
     epsilon: float = 1e-5
 
@@ -51,7 +51,7 @@ class LayerNorm:
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """Only the scale of layer normalisation (Zhang 2019)."""
+    """Root mean square normalization (Zhang 2019): only the scale of layer normalization."""
 
     epsilon: float = 1e-6
 

@@ -1,14 +1,14 @@
-"""Which keys a query sees.
+"""Attention patterns: which keys a query attends to (full, causal, sliding window, chunks, Luong's local attention).
 
-In its own sequence by their slots alone: padding and packed documents are the attention's business. In the source by
-its place there (`Focus`): everywhere, about the query's own place, or about a place that it predicts.
+A pattern over the sequence itself decides by slots alone; attention adds padding and packed documents. A pattern over
+the source builds a `SourceMask`, which may depend on the query.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,177 +16,62 @@ from torch import Tensor, nn
 from regard.errors import InputError
 from regard.layers.contract import Source
 from regard.layers.linear import linear
+from regard.schema import kind_of
 
 
-class Near(NamedTuple):
-    """Chunks in which a pattern finds all that it sees: their length, how many before and after one's own."""
+class ChunkSpan(NamedTuple):
+    """The chunks that hold all keys of a chunk of queries, so that attention can be computed in bands."""
 
-    chunk: int
-    before: int
-    after: int
-    whole: int  # the text's length, a whole number of chunks
-    joined: bool = False  # the last chunk counts as the one before the first
-
-
-def require_chunks(window: int, before: int = 0, after: int = 0, among: tuple[int, ...] = ()) -> None:
-    """Refuse windows without a token, and fewer than no neighbours."""
-    if min((window, *among)) < 1 or min(before, after) < 0:
-        raise InputError(
-            f"a window of {window} among {list(among)} with {before} chunks before it and {after} after it cannot be "
-            "(model.see). Use a window of 64, one before and none after."
-        )
+    chunk: int  # slots per chunk
+    before: int  # chunks before the queries' own
+    after: int  # chunks after it
+    padded_length: int  # the text's length, rounded up to whole chunks
+    circular: bool = False  # the last chunk counts as the one before the first
 
 
-def rounded(length: int, windows: tuple[int, ...]) -> int:
-    """A length longer than any window, rounded up so that all divide it."""
-    return length if length <= min(windows) else length + -length % math.lcm(*windows)
+class SelfPattern:
+    """The base of patterns over the sequence itself."""
 
+    causal: bool = False
+    lower_triangular: bool = False  # the plain causal mask, which fused kernels know as `is_causal`
+    incremental: bool = True  # later tokens never change which keys an earlier query attends to
 
-@dataclass(frozen=True)
-class Everything:
-    """Every key, both ways."""
-
-    causal: ClassVar[bool] = False
-    triangle: ClassVar[bool] = False
-    whole: ClassVar[bool] = True
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        """Slots of queries (B)T and keys S -> (B)TS, True for visible keys; None when all are."""
         return None
 
-    def since(self, slot: int) -> int:
-        """The first slot that a query in this slot, or a later one, sees."""
+    def first_key(self, slot: int) -> int:
+        """The first slot that is visible to a query in this slot or a later one."""
         return 0
 
-    def near(self, length: int) -> Near | None:
-        """Nothing is near only."""
-        return None
-
-    def focus(self, width: int) -> Focus:
-        """The module for queries of this width to a source."""
-        return Focus()
-
-
-@dataclass(frozen=True)
-class Causal:
-    """The query's own slot and all before it."""
-
-    causal: ClassVar[bool] = True
-    triangle: ClassVar[bool] = True  # the plain shape that fused kernels know
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys S -> (B)TS of booleans."""
-        return keys <= queries[..., None]
-
-    def since(self, slot: int) -> int:
-        """The first slot that a query in this slot, or a later one, sees."""
-        return 0
-
-    def near(self, length: int) -> Near | None:
-        """Nothing is near only."""
+    def chunk_span(self, length: int) -> ChunkSpan | None:
+        """The chunks that hold all visible keys of a text of this length; None: they may be anywhere."""
         return None
 
 
-@dataclass(frozen=True)
-class Window:
-    """The last `length` slots, the query's own among them."""
+class SourcePattern:
+    """The base of patterns over the source, in cross-attention."""
 
-    length: int = 256
-    causal: ClassVar[bool] = True
-    triangle: ClassVar[bool] = False
+    weights_sum_to_one: bool = True
 
-    def __post_init__(self) -> None:
-        _require("window", self.length, 256)
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys S -> (B)TS of booleans."""
-        behind = queries[..., None] - keys
-        return (behind >= 0) & (behind < self.length)
-
-    def since(self, slot: int) -> int:
-        """The first slot that a query in this slot, or a later one, sees."""
-        return max(0, slot - self.length + 1)
-
-    def near(self, length: int) -> Near | None:
-        """Where all that is seen of a text of this length is found; None: anywhere in it."""
-        return Near(self.length, 1, 0, rounded(length, (self.length,))) if length > self.length else None
+    def source_mask(self, width: int) -> SourceMask:
+        """The module for queries of this width."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True)
-class Around:
-    """Less than `length` slots away, before or after."""
-
-    length: int = 256
-    causal: ClassVar[bool] = False
-    triangle: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _require("window", self.length, 256)
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys S -> (B)TS of booleans."""
-        return (queries[..., None] - keys).abs() < self.length
-
-    def since(self, slot: int) -> int:
-        """The first slot that a query in this slot, or a later one, sees."""
-        return 0
-
-    def near(self, length: int) -> Near | None:
-        """Where all that is seen of a text of this length is found; None: anywhere in it."""
-        return Near(self.length, 1, 1, rounded(length, (self.length,))) if length > self.length else None
-
-
-@dataclass(frozen=True)
-class Neighbours:
-    """One's own chunk of `length` slots and some before and after it: the published Reformer's local attention.
-
-    Where it looks ahead too, the last chunk counts as the one before the first, as it does there. Lengths are rounded
-    up so that `among`, the windows of all layers, divide them.
-    """
-
-    length: int = 64
-    before: int = 1
-    after: int = 0
-    causal: bool = True
-    among: tuple[int, ...] = ()
-    triangle: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        require_chunks(self.length, self.before, self.after, self.among)
-
-    def sees(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys S -> (B)TS of booleans, or None when nothing is hidden."""
-        if not self.causal:
-            return None
-        apart = queries[..., None] // self.length - keys // self.length
-        return (keys <= queries[..., None]) & (apart <= self.before)
-
-    def since(self, slot: int) -> int:
-        """The first slot that a query in this slot, or a later one, sees."""
-        return max(0, slot // self.length - self.before) * self.length if self.causal else 0
-
-    def near(self, length: int) -> Near | None:
-        """Where all that is seen of a text of this length is found; None: anywhere in it."""
-        whole = rounded(length, self.among or (self.length,))
-        return Near(self.length, self.before, self.after, whole, not self.causal) if whole > self.length else None
-
-
-Pattern = Everything | Causal | Window | Around | Neighbours
-
-
-class Focus(nn.Module):
-    """Queries BTD in slots (B)T -> which of the source's keys they see B1TS (None: all), and a factor on weights."""
+class SourceMask(nn.Module):
+    """Queries BTD in slots (B)T -> B1TS, True for visible keys of the source (None: all), and a factor on weights."""
 
     def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
         return None if source.padding is None else source.padding[:, None, None, :], None
 
-    def near(self, centres: Tensor, reach: int, source: Source) -> tuple[Tensor, Tensor]:
-        """BT centres -> which keys are within reach, and how far each is: B1TS."""
+    def window(self, centres: Tensor, length: int, source: Source) -> tuple[Tensor, Tensor]:
+        """BT window centres -> B1TS: the keys within `length` of them, and the distance of each key."""
         distance = (torch.arange(source.states.shape[1], device=centres.device) - centres[..., None])[:, None]
-        seen = distance.abs() <= reach
-        return seen if source.padding is None else seen & source.padding[:, None, None, :], distance
+        visible = distance.abs() <= length
+        return visible if source.padding is None else visible & source.padding[:, None, None, :], distance
 
-    def last(self, source: Source) -> Tensor:
+    def last_slot(self, source: Source) -> Tensor:
         """-> B1: the slot of each source's last token."""
         if source.padding is None:
             rows, length = source.states.shape[:2]
@@ -195,72 +80,181 @@ class Focus(nn.Module):
 
 
 @dataclass(frozen=True)
-class LocalM:
-    """Keys within `reach` of the query's own place, or of the last key (Luong 2015: local-m, monotonic)."""
+class Full(SelfPattern, SourcePattern):
+    """Every key, before and after the query."""
 
-    reach: int = 10
-    whole: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        _require("reach", self.reach, 10)
-
-    def focus(self, width: int) -> Focus:
-        """The module for queries of this width."""
-        return LocalMFocus(self.reach)
-
-
-class LocalMFocus(Focus):
-    def __init__(self, reach: int) -> None:
-        super().__init__()
-        self.reach = reach
-
-    def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
-        return self.near(torch.minimum(slots, self.last(source)), self.reach, source)[0], None
+    def source_mask(self, width: int) -> SourceMask:
+        return SourceMask()
 
 
 @dataclass(frozen=True)
-class LocalP:
-    """Keys within `reach` of a place that the query predicts, fading away from it (Luong 2015: local-p).
+class Causal(SelfPattern):
+    """The query's own slot and all before it."""
 
-    The bell curve comes after the softmax, so weights sum to one at most.
-    """
+    causal = True
+    lower_triangular = True
 
-    reach: int = 10
-    whole: ClassVar[bool] = False
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        return keys <= queries[..., None]
+
+
+@dataclass(frozen=True)
+class Window(SelfPattern):
+    """Causal sliding window: the last `length` slots, the query's own included."""
+
+    length: int = 256
+    causal = True
 
     def __post_init__(self) -> None:
-        _require("reach", self.reach, 10)
+        _require_window(self.length, "model.window", 256)
 
-    def focus(self, width: int) -> Focus:
-        """The module for queries of this width."""
-        return LocalPFocus(self.reach, width)
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        back = queries[..., None] - keys
+        return (back >= 0) & (back < self.length)
+
+    def first_key(self, slot: int) -> int:
+        return max(0, slot - self.length + 1)
+
+    def chunk_span(self, length: int) -> ChunkSpan | None:
+        return ChunkSpan(self.length, 1, 0, round_up(length, (self.length,))) if length > self.length else None
 
 
-class LocalPFocus(Focus):
-    def __init__(self, reach: int, width: int) -> None:
+@dataclass(frozen=True)
+class CentredWindow(SelfPattern):
+    """Sliding window of an encoder: less than `length` slots away, before or after."""
+
+    length: int = 256
+
+    def __post_init__(self) -> None:
+        _require_window(self.length, "model.window", 256)
+
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        return (queries[..., None] - keys).abs() < self.length
+
+    def chunk_span(self, length: int) -> ChunkSpan | None:
+        return ChunkSpan(self.length, 1, 1, round_up(length, (self.length,))) if length > self.length else None
+
+
+@dataclass(frozen=True)
+class ChunkWindow(SelfPattern):
+    """The query's own chunk of `length` slots and some chunks before and after it: the published Reformer's local
+    attention.
+
+    In an encoder the last chunk counts as the one before the first, as published. Lengths are rounded up to a multiple
+    of `all_windows`, the windows of all layers.
+    """
+
+    length: int = 64
+    before: int = 1
+    after: int = 0
+    causal: bool = True
+    all_windows: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_window(self.length, self.before, self.after, self.all_windows)
+
+    def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
+        if not self.causal:
+            return None
+        chunks_back = queries[..., None] // self.length - keys // self.length
+        return (keys <= queries[..., None]) & (chunks_back <= self.before)
+
+    def first_key(self, slot: int) -> int:
+        return max(0, slot // self.length - self.before) * self.length if self.causal else 0
+
+    def chunk_span(self, length: int) -> ChunkSpan | None:
+        padded = round_up(length, self.all_windows or (self.length,))
+        span = ChunkSpan(self.length, self.before, self.after, padded, not self.causal)
+        return span if padded > self.length else None
+
+
+@dataclass(frozen=True)
+class LocalM(SourcePattern):
+    """Monotonic local attention (Luong 2015, local-m): source keys within `window` of the query's own slot."""
+
+    window: int = 10
+
+    def __post_init__(self) -> None:
+        _require_window(self.window, "model.pattern.window", 10)
+
+    def source_mask(self, width: int) -> SourceMask:
+        return LocalMMask(self.window)
+
+
+class LocalMMask(SourceMask):
+    def __init__(self, length: int) -> None:
         super().__init__()
-        self.reach = reach
-        self.inner = linear(width, width, biased=False)
-        self.place = linear(width, 1, biased=False)
+        self.length = length
 
     def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
-        # A place must be told from its neighbour in long texts too, so not in half precision.
-        share = self.place(self.inner(queries).tanh()).squeeze(-1).float().sigmoid()
-        seen, distance = self.near(share * self.last(source), self.reach, source)
-        spread = self.reach / 2
-        return seen, (-0.5 * (distance / spread) ** 2).exp()
+        return self.window(torch.minimum(slots, self.last_slot(source)), self.length, source)[0], None
 
 
-SourcePattern = Everything | LocalM | LocalP
+@dataclass(frozen=True)
+class LocalP(SourcePattern):
+    """Predictive local attention (Luong 2015, local-p): source keys within `window` of a predicted centre p_t.
+
+    A Gaussian around p_t multiplies the weights after the softmax, so they sum to one at most.
+    """
+
+    window: int = 10
+    weights_sum_to_one = False
+
+    def __post_init__(self) -> None:
+        _require_window(self.window, "model.pattern.window", 10)
+
+    def source_mask(self, width: int) -> SourceMask:
+        return LocalPMask(self.window, width)
 
 
-def gathered(asking: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Tensor]:
-    """Rows RTD in slots (R)T -> a sentence's beams as more of its queries: B, beams * T, D, and their slots BT."""
-    rows, queries = asking.shape[:2]
-    slots = slots.expand(rows, queries)
-    return asking.reshape(sentences, -1, asking.shape[-1]), slots.reshape(sentences, -1)
+class LocalPMask(SourceMask):
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.length = length
+        self.inner = linear(width, width, biased=False)  # W_p
+        self.centre = linear(width, 1, biased=False)  # v_p
+
+    def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
+        predicted = self.centre(self.inner(queries).tanh()).squeeze(-1)
+        # Half precision cannot tell neighbouring slots of a long source apart.
+        share = predicted.to(torch.promote_types(predicted.dtype, torch.float32)).sigmoid()
+        visible, distance = self.window(share * self.last_slot(source), self.length, source)  # p_t = S sigmoid(...)
+        std = self.length / 2
+        return visible, (-0.5 * (distance / std) ** 2).exp()
 
 
-def _require(name: str, length: int, usual: int) -> None:
+Pattern = Full | Causal | Window | CentredWindow | ChunkWindow | LocalM | LocalP
+
+
+def self_pattern(pattern: Pattern) -> SelfPattern:
+    """The pattern of self-attention, refused if it is one over a source."""
+    if isinstance(pattern, SelfPattern):
+        return pattern
+    raise InputError(f"{kind_of(type(pattern))} is a pattern over a source, not of self-attention. Use full or causal.")
+
+
+def source_pattern(pattern: Pattern) -> SourcePattern:
+    """The pattern of attention over the source, refused if it is one of self-attention."""
+    if isinstance(pattern, SourcePattern):
+        return pattern
+    kind = kind_of(type(pattern))
+    raise InputError(f"{kind} is a pattern of self-attention, not over a source. Use full, local_m or local_p.")
+
+
+def check_window(window: int, before: int = 0, after: int = 0, all_windows: tuple[int, ...] = ()) -> None:
+    """Refuse windows below 1 and negative numbers of neighbouring chunks."""
+    if min((window, *all_windows)) < 1 or min(before, after) < 0:
+        raise InputError(
+            f"a window of {window} (all_windows {list(all_windows)}) with {before} chunks before it and {after} after "
+            "it is impossible (model.pattern). Use a window of 64, one before and none after."
+        )
+
+
+def round_up(length: int, windows: tuple[int, ...]) -> int:
+    """A length longer than any window, rounded up to a multiple of all windows."""
+    return length if length <= min(windows) else length + -length % math.lcm(*windows)
+
+
+def _require_window(length: int, key: str, usual: int) -> None:
     if length < 1:
-        raise InputError(f"{name} must be 1 or more, got {length} (model.{name}). Use {usual}.")
+        raise InputError(f"window must be 1 or more, got {length} ({key}). Use {usual}.")

@@ -1,110 +1,195 @@
-"""Where a token stands. Each kind of position acts in one place, and says which: on the embedding, inside
-self-attention, or on the stack (one bias for all its layers).
+"""Positional encodings: sinusoidal, learned, axial, rotary, relative bias and ALiBi, in one union `Position`.
+
+Each attaches to one of three slots: the embedding (a vector per position), self-attention (which rotates queries and
+keys) or the stack (a bias on the scores of all its layers). A new one is written here: a description that extends the
+base class of its slot, the module it builds, and its name in `Position`.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.linear import table
+from regard.layers.linear import normal_table
+from regard.schema import kind_of
 
-Place = Literal["embedding", "attention", "stack"]
+Slot = Literal["embedding", "attention", "stack"]
 
 
-class EmbeddedPosition(nn.Module):
+@dataclass(frozen=True)
+class Curves:
+    """What `regard show` draws of a position. table: positions x width; rotary: cosines, then sines, in that shape;
+    bias: heads x distances, from the query back, or key minus query where a stack attends to both sides.
+    """
+
+    kind: Literal["table", "rotary", "bias"]
+    values: Tensor
+    first: int = 0  # the position or distance of the first row
+
+
+class AttachedPosition:
+    """The base of every description of a position."""
+
+    attaches: ClassVar[Slot]
+
+    @property
+    def max_positions(self) -> int | None:
+        """How many positions there are; None when any position has an encoding."""
+        return None
+
+    def grown(self, max_positions: int) -> Self:
+        """The same for more positions."""
+        return self
+
+
+class EmbeddingPosition(AttachedPosition):
+    """A position that the embedding adds to its tokens' vectors, or appends to them."""
+
+    attaches = "embedding"
+
+    def build(self, width: int) -> EmbeddingPositionLayer:
+        """The module for a stream of this width."""
+        raise NotImplementedError
+
+
+class EmbeddingPositionLayer(nn.Module):
     """x BTD and positions (B)T -> BTD."""
 
-    taken = 0  # how much of the stream's width the position takes for itself
+    own_width = 0  # the part of the stream's width that holds the position alone
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        return x + self.table(positions)
+
+    def table(self, positions: Tensor) -> Tensor:
+        """(B)T -> (B)TD."""
+        raise NotImplementedError
+
+    def curves(self, positions: Tensor) -> Curves:
+        """What to draw of positions T."""
+        return Curves("table", self.table(positions))
+
+
+class AttentionPosition(AttachedPosition):
+    """A position that self-attention applies to its queries and keys."""
+
+    attaches = "attention"
+
+    def build(self, key_width: int) -> AttentionPositionLayer:
+        """The module for heads of this width."""
+        raise NotImplementedError
+
+
+class AttentionPositionLayer(nn.Module):
+    """Queries or keys BHTK and positions (B)T -> BHTK."""
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         raise NotImplementedError
 
+    def curves(self, positions: Tensor) -> Curves:
+        """What to draw of positions T."""
+        raise NotImplementedError
 
-def turning(positions: Tensor, width: int, base: float) -> Tensor:
-    """(B)T -> (B)T, width / 2: a position's angle at wavelengths growing geometrically from 2 pi to base * 2 pi."""
+
+class StackPosition(AttachedPosition):
+    """A position bias: a number per head and distance, added to the scores of all self-attention layers of a stack."""
+
+    attaches = "stack"
+
+    def build(self, heads: int, causal: bool) -> PositionBias:
+        """The module for a stack whose layers have these heads."""
+        raise NotImplementedError
+
+
+class PositionBias(nn.Module):
+    """Positions (B)T of queries and (B)S of keys -> (1|B)HTS."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
+        bias = self.bias(keys[..., None, :] - queries[..., :, None])
+        return bias if bias.dim() == 4 else bias[None]
+
+    def bias(self, distance: Tensor) -> Tensor:
+        """Key minus query position (B)TS -> (B)HTS."""
+        raise NotImplementedError
+
+    def curves(self, positions: Tensor) -> Curves:
+        """What to draw of positions T."""
+        back = -positions if self.causal else torch.cat([-positions.flip(0), positions[1:]])
+        return Curves("bias", self.bias(back[None])[:, 0], 0 if self.causal else 1 - len(positions))
+
+
+def angles_of(positions: Tensor, width: int, base: float) -> Tensor:
+    """(B)T -> (B)T, width / 2: a position's angles at wavelengths growing geometrically from 2 pi to base * 2 pi."""
     half = width // 2
-    # In single precision the angles of far positions would be off by more than what tells them apart.
+    # In single precision the angles of distant positions would be off by more than what tells them apart.
     exact = torch.float64 if positions.device.type != "mps" else torch.float32
     frequencies = base ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
     return positions[..., None] * frequencies
 
 
 @dataclass(frozen=True)
-class Sinusoid:
+class Sinusoid(EmbeddingPosition):
     """Sines and cosines of geometric wavelengths (Vaswani 2017, section 3.5): sines in the first half of the width,
     cosines in the second, which is the paper's table with its columns reordered.
     """
 
     base: float = 10_000.0
-    place: ClassVar[Place] = "embedding"
 
     def build(self, width: int) -> SinusoidLayer:
-        """The module for a stream of this width."""
         return SinusoidLayer(width, self.base)
 
 
-class SinusoidLayer(EmbeddedPosition):
+class SinusoidLayer(EmbeddingPositionLayer):
     def __init__(self, width: int, base: float) -> None:
         super().__init__()
         if width % 2:
             raise InputError(f"sinusoids need an even width, got {width}. Try {width + 1}.")
         self.width, self.base = width, base
 
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions)
-
     def table(self, positions: Tensor) -> Tensor:
-        """(B)T -> (B)TD."""
-        angles = turning(positions, self.width, self.base)
+        angles = angles_of(positions, self.width, self.base)
         return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A vector for each of the first `longest` positions."""
+class Learned(EmbeddingPosition):
+    """A trained vector for each of the first `max_positions` positions."""
 
     max_positions: int = 512
-    place: ClassVar[Place] = "embedding"
 
-    def grown(self, max_positions: int) -> Learned:
-        """The same for more positions."""
+    def grown(self, max_positions: int) -> Self:
         return replace(self, max_positions=max_positions)
 
     def build(self, width: int) -> LearnedLayer:
-        """The module for a stream of this width."""
         return LearnedLayer(width, self.max_positions)
 
 
-class LearnedLayer(EmbeddedPosition):
+class LearnedLayer(EmbeddingPositionLayer):
     def __init__(self, width: int, max_positions: int) -> None:
         super().__init__()
-        self.max_positions = max_positions
-        self.weight = nn.Parameter(table(max_positions, width, 0.02))
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions)
+        self.weight = nn.Parameter(normal_table(max_positions, width, 0.02))
 
     def table(self, positions: Tensor) -> Tensor:
-        """(B)T -> (B)TD."""
         return nn.functional.embedding(positions, self.weight)
 
 
 @dataclass(frozen=True)
-class Axial:
-    """A vector for each row and one for each column of a grid, side by side (Kitaev 2020, section 4).
+class Axial(EmbeddingPosition):
+    """A vector for each row and one for each column of a grid, concatenated (Kitaev 2020, section 4).
 
-    Position p stands in row p // columns and in column p % columns. `widths`: of the two; halves when not said.
+    Position p is in row p // columns and in column p % columns. `widths`: of the two vectors; by default halves.
     """
 
     shape: tuple[int, int] = (64, 64)
     widths: tuple[int, int] | None = None
-    place: ClassVar[Place] = "embedding"
 
     def __post_init__(self) -> None:
         for name, pair in (("shape", self.shape), ("widths", self.widths or (1, 1))):
@@ -113,80 +198,81 @@ class Axial:
 
     @property
     def max_positions(self) -> int:
-        """How many positions there are."""
         return self.shape[0] * self.shape[1]
 
-    def grown(self, max_positions: int) -> Axial:
-        """The same with as many more rows as it takes."""
+    def grown(self, max_positions: int) -> Self:
         return replace(self, shape=(-(-max_positions // self.shape[1]), self.shape[1]))
 
-    def cut(self, width: int) -> tuple[int, int]:
-        """How much of the width is the row's, and how much the column's."""
+    def split_width(self, width: int) -> tuple[int, int]:
+        """The widths of the row's and the column's vector."""
         return self.widths or (width // 2, width - width // 2)
 
     def build(self, width: int) -> AxialLayer:
-        """The module for a stream of this width."""
-        widths = self.cut(width)
+        widths = self.split_width(width)
         if sum(widths) != width or min(widths) < 1:
             raise InputError(f"axial widths {list(widths)} do not make up a stream of width {width}. Leave them out.")
         return AxialLayer(self.shape, widths)
 
 
-class AxialLayer(EmbeddedPosition):
+class AxialLayer(EmbeddingPositionLayer):
     def __init__(self, shape: tuple[int, int], widths: tuple[int, int]) -> None:
         super().__init__()
-        self.rows = nn.Parameter(table(shape[0], widths[0], 0.02))
-        self.columns = nn.Parameter(table(shape[1], widths[1], 0.02))
-
-    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        return x + self.table(positions)
+        self.rows = nn.Parameter(normal_table(shape[0], widths[0], 0.02))
+        self.columns = nn.Parameter(normal_table(shape[1], widths[1], 0.02))
 
     def table(self, positions: Tensor) -> Tensor:
-        """(B)T -> (B)TD."""
         columns = len(self.columns)
         row = nn.functional.embedding(positions // columns, self.rows)
         return torch.cat([row, nn.functional.embedding(positions % columns, self.columns)], dim=-1)
 
 
 @dataclass(frozen=True)
-class Concatenated:
-    """Stands beside the embedding instead of being added to it, and takes `width` of the stream for itself."""
+class Concatenated(EmbeddingPosition):
+    """Appended to the token's vector instead of added to it; takes `width` of the stream for itself."""
 
     width: int = 32
     of: Sinusoid | Learned = field(default_factory=Sinusoid)
-    place: ClassVar[Place] = "embedding"
+
+    @property
+    def max_positions(self) -> int | None:
+        return self.of.max_positions
+
+    def grown(self, max_positions: int) -> Self:
+        return replace(self, of=self.of.grown(max_positions))
 
     def build(self, width: int) -> ConcatenatedLayer:
-        """The module for a stream of this width."""
         if not 0 < self.width < width:
             raise InputError(f"a position of width {self.width} leaves no room in a stream of width {width}.")
         return ConcatenatedLayer(self.of.build(self.width), self.width)
 
 
-class ConcatenatedLayer(EmbeddedPosition):
-    def __init__(self, inner: SinusoidLayer | LearnedLayer, taken: int) -> None:
+class ConcatenatedLayer(EmbeddingPositionLayer):
+    def __init__(self, inner: EmbeddingPositionLayer, own_width: int) -> None:
         super().__init__()
         self.inner = inner
-        self.taken = taken
+        self.own_width = own_width
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        table = self.inner.table(positions).to(x.dtype)
+        table = self.table(positions).to(x.dtype)
         return torch.cat([x, table.expand(*x.shape[:-1], -1)], dim=-1)
+
+    def table(self, positions: Tensor) -> Tensor:
+        return self.inner.table(positions)
 
 
 @dataclass(frozen=True)
-class Rotary:
-    """Turns queries and keys by an angle that grows with their position (Su 2021), so scores see distances only."""
+class Rotary(AttentionPosition):
+    """RoPE (Su 2021): rotates queries and keys by an angle that grows with their position, so scores depend on
+    distances only.
+    """
 
     base: float = 10_000.0
-    place: ClassVar[Place] = "attention"
 
     def build(self, key_width: int) -> RotaryLayer:
-        """The module for heads of this width."""
         return RotaryLayer(key_width, self.base)
 
 
-class RotaryLayer(nn.Module):
+class RotaryLayer(AttentionPositionLayer):
     def __init__(self, key_width: int, base: float) -> None:
         super().__init__()
         if key_width % 2:
@@ -194,44 +280,45 @@ class RotaryLayer(nn.Module):
         self.key_width, self.base = key_width, base
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
-        """BHTK, (B)T -> BHTK: each pair of dimensions (i, i + K/2) turned by its own angle."""
-        angles = turning(positions, self.key_width, self.base)
+        """BHTK, (B)T -> BHTK: each pair of dimensions (i, i + K/2) rotated by its own angle."""
+        angles = angles_of(positions, self.key_width, self.base)
         angles = angles[:, None] if angles.dim() == 3 else angles
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
+    def curves(self, positions: Tensor) -> Curves:
+        angles = angles_of(positions, self.key_width, self.base)
+        return Curves("rotary", torch.cat([angles.cos(), angles.sin()], dim=-1))
+
 
 @dataclass(frozen=True)
-class RelativeBias:
-    """A learnt number for each head and bucket of distances, added to the scores (Raffel 2019, section 2.1)."""
+class RelativeBias(StackPosition):
+    """T5's relative position bias: a trained number per head and bucket of distances (Raffel 2019, section 2.1)."""
 
     buckets: int = 32
-    furthest: int = 128
-    place: ClassVar[Place] = "stack"
+    max_distance: int = 128
 
     def __post_init__(self) -> None:
-        if self.buckets < 4 or self.furthest <= self.buckets // 2:
-            raise InputError(f"relative_bias needs buckets >= 4 and furthest > buckets / 2, got {self}.")
+        if self.buckets < 4 or self.max_distance <= self.buckets // 2:
+            raise InputError(f"relative_bias needs buckets >= 4 and max_distance > buckets / 2, got {self}.")
 
     def build(self, heads: int, causal: bool) -> RelativeBiasLayer:
-        """The module for a stack whose layers have these heads."""
-        return RelativeBiasLayer(heads, self.buckets, self.furthest, causal)
+        return RelativeBiasLayer(heads, self.buckets, self.max_distance, causal)
 
 
-class RelativeBiasLayer(nn.Module):
-    def __init__(self, heads: int, buckets: int, furthest: int, causal: bool) -> None:
-        super().__init__()
-        self.buckets, self.furthest, self.causal = buckets, furthest, causal
-        self.table = nn.Embedding(buckets, heads, _weight=table(buckets, heads, 1.0))
+class RelativeBiasLayer(PositionBias):
+    def __init__(self, heads: int, buckets: int, max_distance: int, causal: bool) -> None:
+        super().__init__(causal)
+        self.buckets, self.max_distance = buckets, max_distance
+        self.table = nn.Embedding(buckets, heads, _weight=normal_table(buckets, heads, 1.0))
 
-    def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Positions (B)T, (B)S -> (1|B)HTS."""
-        bias: Tensor = self.table(self.bucket(keys[..., None, :] - queries[..., :, None])).movedim(-1, -3)
-        return bias if bias.dim() == 4 else bias[None]
+    def bias(self, distance: Tensor) -> Tensor:
+        bias: Tensor = self.table(self.bucket(distance))
+        return bias.movedim(-1, -3)
 
     def bucket(self, distance: Tensor) -> Tensor:
-        """Half the buckets hold one distance each, the other half ever wider ranges up to `furthest`."""
+        """Half the buckets hold one distance each, the other half ever wider ranges up to `max_distance`."""
         buckets, offset = self.buckets, torch.zeros_like(distance)
         if self.causal:
             distance = (-distance).clamp_min(0)
@@ -240,15 +327,57 @@ class RelativeBiasLayer(nn.Module):
             offset = (distance > 0).long() * buckets
             distance = distance.abs()
         exact = buckets // 2
-        ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(self.furthest / exact)
+        ratio = torch.log(distance.clamp_min(1).float() / exact) / math.log(self.max_distance / exact)
         wide = exact + (ratio * (buckets - exact)).long()
         return offset + torch.where(distance < exact, distance, wide.clamp_max(buckets - 1))
 
 
-Embedded = Sinusoid | Learned | Axial | Concatenated
-Position = Embedded | Rotary | RelativeBias
+@dataclass(frozen=True)
+class ALiBi(StackPosition):
+    """Attention with linear biases (Press 2022): minus a slope per head times the distance, so nothing is trained and
+    texts may be longer than in training. An encoder counts distances to both sides.
+    """
+
+    kind: ClassVar[str] = "alibi"
+
+    def build(self, heads: int, causal: bool) -> ALiBiLayer:
+        return ALiBiLayer(heads, causal)
 
 
-def at(place: Place, position: Position | None) -> Position | None:
-    """The position if this is the place where it acts, else None."""
-    return position if position is not None and position.place == place else None
+class ALiBiLayer(PositionBias):
+    def __init__(self, heads: int, causal: bool) -> None:
+        super().__init__(causal)
+        self.heads = heads
+
+    def bias(self, distance: Tensor) -> Tensor:
+        return -self.slopes(distance.device)[:, None, None] * distance.abs()[..., None, :, :]
+
+    def slopes(self, device: torch.device) -> Tensor:
+        """-> H: m_h = 2^(-8h/H), h = 1 ... H; for H that is no power of two, those of the power n below it, followed by
+        every other slope of 2n heads (the authors' code).
+        """
+        power = 1 << (self.heads.bit_length() - 1)
+        first = (torch.arange(power, device=device) + 1) / power
+        between = (torch.arange(self.heads - power, device=device) + 0.5) / power
+        return torch.exp2(-8 * torch.cat([first, between]))
+
+
+Position = Sinusoid | Learned | Axial | Concatenated | Rotary | RelativeBias | ALiBi
+
+P = TypeVar("P", bound=AttachedPosition)
+
+
+def position_for(slot: Slot, position: Position | None) -> Position | None:
+    """The position if it attaches to this slot, else None."""
+    return position if position is not None and position.attaches == slot else None
+
+
+def require_attached(position: Position | None, to: type[P]) -> P | None:
+    """The position, refused if it attaches to another slot."""
+    if position is None or isinstance(position, to):
+        return position
+    *kinds, last = (kind_of(option) for option in get_args(Position) if issubclass(option, to))
+    raise InputError(
+        f"a position of kind {kind_of(type(position))} attaches to the {position.attaches}, not to the {to.attaches}. "
+        f"Use {', '.join(kinds) + ' or ' if kinds else ''}{last} there."
+    )

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Recording attention weights: computed on demand, beside the fused kernel, so that recording changes no output."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class Inside:
-    """What weights are made of: vectors as they are compared, after whatever turns or maps them.
+class ScoreInputs:
+    """What attention scores are computed from: queries and keys as they are compared, after projection and rotation.
 
-    dot: the product of a query and a key times `scale`, plus the bias; shared: the same, of keys that are the queries
-    made one long; additive: the vector times tanh of their sum; even: every key answers alike.
+    dot: q·k times `scale`, plus the bias; shared: the same, where keys are queries of length one (LSH attention);
+    additive: `vector`·tanh(q + k); uniform: every score is 0.
     """
 
-    kind: Literal["dot", "additive", "shared", "even"]
+    kind: Literal["dot", "additive", "shared", "uniform"]
     query: Tensor  # BHTK
     key: Tensor  # BHSK
     scale: float = 1.0
@@ -27,69 +27,72 @@ class Inside:
 
 
 Rows = Callable[[slice], Tensor]
-"""Some queries -> BtS: what they attend to in one head."""
+"""A slice of queries -> BtS: their attention weights in one head."""
 
 
 @dataclass(frozen=True)
-class Attended:
-    """What a layer attends to in one call: it tells the weights of any queries, so that nobody need hold them all."""
+class AttentionWeights:
+    """The attention weights of a layer in one call, computed per slice of queries: no whole matrix is needed."""
 
     values: Tensor  # BHSV
-    out: Tensor | None  # D, H times V: what the heads' answers go through; None where they stay as they are
+    output_projection: Tensor | None  # D, H times V: W^O; None where heads are not projected
 
     @property
     def heads(self) -> int:
-        """How many heads attend."""
+        """The number of heads."""
         return self.values.shape[1]
 
     @property
     def keys(self) -> int:
-        """How many keys there are to attend to."""
+        """The number of keys."""
         return self.values.shape[2]
 
     @property
     def queries(self) -> int:
-        """How many queries attend, in each row."""
+        """The number of queries in each row."""
         raise NotImplementedError
 
     def head(self, number: int) -> Rows:
-        """The weights of one head, asked for by queries."""
+        """The weights of one head, as a function of a slice of queries."""
         raise NotImplementedError
 
     def weights(self, queries: slice) -> Tensor:
-        """-> BHtS: the weights of some queries."""
+        """-> BHtS: the weights of a slice of queries."""
         return torch.stack([self.head(number)(queries) for number in range(self.heads)], dim=1)
 
-    def inside(self) -> Inside:
-        """What the weights are made of."""
+    def score_inputs(self) -> ScoreInputs:
+        """What the scores are computed from."""
         raise NotImplementedError
 
-    def norms(self) -> Tensor:
-        """-> BHS: how long each value is once it is through what comes behind its head (Kobayashi 2020)."""
-        if self.out is None:
-            lengths: Tensor = torch.linalg.vector_norm(self.values, dim=-1)
-            return lengths
-        maps: Tensor = self.out.unflatten(1, (self.heads, -1))
-        maps = maps.transpose(0, 1)
-        squares: Tensor = (self.values @ (maps.mT @ maps) * self.values).sum(-1)
+    def value_norms(self) -> Tensor:
+        """-> BHS: the norm of each value vector after the output projection (Kobayashi 2020)."""
+        if self.output_projection is None:
+            norms: Tensor = torch.linalg.vector_norm(self.values, dim=-1)
+            return norms
+        matrices: Tensor = self.output_projection.unflatten(1, (self.heads, -1))
+        matrices = matrices.transpose(0, 1)
+        squares: Tensor = (self.values @ (matrices.mT @ matrices) * self.values).sum(-1)
         return squares.clamp_min(0).sqrt()
 
 
 @dataclass
 class Record:
-    """What was looked at. Containers name, leaves write; rows append, so stepping records what reading at once does."""
+    """Recorded attention weights by layer name. Containers name, leaves write.
+
+    Each call appends its rows, so decoding step by step records the same matrix as one full pass.
+    """
 
     wanted: Callable[[str], bool] = lambda name: True
     rows: dict[str, list[Tensor]] = field(default_factory=dict)
-    buckets: dict[str, list[Tensor]] = field(default_factory=dict)  # of layers that hash: BHTR, as they came
+    buckets: dict[str, list[Tensor]] = field(default_factory=dict)  # of LSH layers: BHTR, one tensor per call
 
     @torch.no_grad()
-    def watch(self, name: str, attended: Attended) -> None:
-        """Take what a layer attends to: here, all of its weights at once."""
-        self.write(name, attended.weights(slice(0, attended.queries)))
+    def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
+        """Take a layer's attention weights (here all at once) and its output BHTV, before ablation and W^O."""
+        self.write(name, weights.weights(slice(0, weights.queries)))
 
-    def note(self, name: str, buckets: Tensor) -> None:
-        """Append the buckets into which a layer hashed its tokens."""
+    def record_buckets(self, name: str, buckets: Tensor) -> None:
+        """Append the buckets into which an LSH layer hashed its tokens."""
         self.buckets.setdefault(name, []).append(buckets)
 
     def write(self, name: str, weights: Tensor) -> None:
@@ -97,7 +100,7 @@ class Record:
         self.rows.setdefault(name, []).append(weights.detach())
 
     def matrix(self, name: str) -> Tensor:
-        """All rows of a layer as one BHTS tensor; keys that were not there yet weigh nothing."""
+        """All rows of a layer as one BHTS tensor; keys that came later weigh 0."""
         parts = self.rows[name]
-        max_positions = max(part.shape[-1] for part in parts)
-        return torch.cat([nn.functional.pad(part, (0, max_positions - part.shape[-1])) for part in parts], dim=2)
+        keys = max(part.shape[-1] for part in parts)
+        return torch.cat([nn.functional.pad(part, (0, keys - part.shape[-1])) for part in parts], dim=2)

@@ -1,8 +1,7 @@
-"""Recurrent cells: a state that reads one token after another."""
+"""Recurrent layers: RNN, GRU and LSTM cells, unidirectional or bidirectional, and a decoder's initial state."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol
 
@@ -10,209 +9,216 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.contract import Context, Source, Sublayer
+from regard.layers.contract import Context, Facts, Source, Sublayer
 from regard.layers.linear import linear
 
 
 @dataclass(frozen=True)
 class State:
-    """What a cell remembers: what it shows, RD, and what it holds, if it holds something apart."""
+    """A recurrent state: the hidden state h_t, RD, and an LSTM's cell state c_t."""
 
-    shown: Tensor
-    held: Tensor | None = None
+    hidden: Tensor
+    cell: Tensor | None = None
 
-    def where(self, here: Tensor, other: State) -> State:
-        """The state itself in rows that are here (R), the other in the rest."""
-        shown = torch.where(here[:, None], self.shown, other.shown)
-        if self.held is None or other.held is None:
-            return State(shown)
-        return State(shown, torch.where(here[:, None], self.held, other.held))
+    def where(self, rows: Tensor, other: State) -> State:
+        """Take this state in the rows that are True (R), the other in the rest."""
+        hidden = torch.where(rows[:, None], self.hidden, other.hidden)
+        if self.cell is None or other.cell is None:
+            return State(hidden)
+        return State(hidden, torch.where(rows[:, None], self.cell, other.cell))
 
-    def parts(self, count: int) -> list[State]:
-        """The state cut across its width."""
-        held = count * [None] if self.held is None else self.held.chunk(count, dim=1)
-        return [State(one, other) for one, other in zip(self.shown.chunk(count, dim=1), held)]
+    def chunk(self, count: int) -> list[State]:
+        """The state cut along its width, one part per direction."""
+        cells = count * [None] if self.cell is None else self.cell.chunk(count, dim=1)
+        return [State(hidden, cell) for hidden, cell in zip(self.hidden.chunk(count, dim=1), cells)]
 
 
 States = tuple[State, ...]
-"""The states of cells on top of each other, the lowest first."""
+"""The states of stacked cells, the lowest first."""
 
 
 class Step(nn.Module):
-    """One cell that goes on by one token: what it reads of its inputs (R, gates * D) and its state, to its state."""
+    """One recurrent step.
 
-    def __init__(self, gates: int, inputs: int, width: int, *, biased: bool = False) -> None:
+    `projected`, R, gates * D, is W x_t + b of the token x_t, computed for all tokens at once since it needs no state.
+    `inputs` is what the cell reads besides the token: a context vector, or the hidden state of the cell below.
+    """
+
+    def __init__(self, gates: int, input_width: int, width: int, *, biased: bool = False) -> None:
         super().__init__()
-        self.inputs = linear(inputs, gates * width, parts=gates, biased=False)
-        self.state = linear(width, gates * width, parts=gates, biased=biased)
+        self.inputs = linear(input_width, gates * width, parts=gates, biased=False)
+        self.hidden = linear(width, gates * width, parts=gates, biased=biased)
 
-    def forward(self, read: Tensor, inputs: Tensor, state: State) -> State:
+    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
         raise NotImplementedError
 
-    def opened(self, read: Tensor, inputs: Tensor, state: State) -> Tensor:
-        """-> R, gates * D: all that comes in, added up."""
-        gates = torch.addmm(read, inputs, self.inputs.weight.t())
-        return torch.addmm(gates, state.shown, self.state.weight.t())
+    def gates(self, projected: Tensor, inputs: Tensor, state: State) -> Tensor:
+        """-> R, gates * D: W x_t + b + C inputs + U h_{t-1}, before the nonlinearities."""
+        gates = torch.addmm(projected, inputs, self.inputs.weight.t())
+        return torch.addmm(gates, state.hidden, self.hidden.weight.t())
 
 
 @dataclass(frozen=True)
 class RNN:
-    """tanh(Wx + Uh) (Elman 1990)."""
+    """A simple recurrent network (Elman 1990)."""
 
     gates: ClassVar[int] = 1
-    holds: ClassVar[bool] = False
+    has_cell: ClassVar[bool] = False
 
-    def whole(self, inputs: int, width: int) -> nn.RNNBase:
-        """Torch's module, which reads whole sequences."""
-        return begun(nn.RNN(inputs, width, batch_first=True), self)
+    def build(self, input_width: int, width: int) -> nn.RNNBase:
+        """Torch's module over whole sequences."""
+        return initialise(nn.RNN(input_width, width, batch_first=True), self)
 
-    def step(self, inputs: int, width: int) -> Step:
-        """The module that goes on by one token."""
-        return RNNStep(self.gates, inputs, width)
+    def build_step(self, input_width: int, width: int) -> Step:
+        """The module of one recurrent step."""
+        return RNNStep(self.gates, input_width, width)
 
 
 class RNNStep(Step):
-    def forward(self, read: Tensor, inputs: Tensor, state: State) -> State:
-        return State(self.opened(read, inputs, state).tanh())
+    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
+        return State(self.gates(projected, inputs, state).tanh())  # h_t = tanh(W x_t + U h_{t-1} + b)
 
 
 @dataclass(frozen=True)
 class GRU:
-    """A gated recurrent unit (Cho 2014): one gate forgets, one chooses between old and new."""
+    """A gated recurrent unit with a reset gate and an update gate (Cho 2014)."""
 
     gates: ClassVar[int] = 3
-    holds: ClassVar[bool] = False
+    has_cell: ClassVar[bool] = False
 
-    def whole(self, inputs: int, width: int) -> nn.RNNBase:
-        """Torch's module, which reads whole sequences."""
-        return begun(nn.GRU(inputs, width, batch_first=True), self)
+    def build(self, input_width: int, width: int) -> nn.RNNBase:
+        """Torch's module over whole sequences."""
+        return initialise(nn.GRU(input_width, width, batch_first=True), self)
 
-    def step(self, inputs: int, width: int) -> Step:
-        """The module that goes on by one token."""
-        return GRUStep(self.gates, inputs, width, biased=True)
+    def build_step(self, input_width: int, width: int) -> Step:
+        """The module of one recurrent step."""
+        return GRUStep(self.gates, input_width, width, biased=True)
 
 
 class GRUStep(Step):
-    def forward(self, read: Tensor, inputs: Tensor, state: State) -> State:
-        read = torch.addmm(read, inputs, self.inputs.weight.t())
-        width = state.shown.shape[1]
-        old = self.state(state.shown)
-        forget, keep = (read[:, : 2 * width] + old[:, : 2 * width]).sigmoid().chunk(2, dim=1)
-        new = torch.addcmul(read[:, 2 * width :], forget, old[:, 2 * width :]).tanh()
-        return State(torch.lerp(new, state.shown.to(new), keep))
+    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
+        width = state.hidden.shape[1]
+        x = torch.addmm(projected, inputs, self.inputs.weight.t())  # W x_t + b
+        h = self.hidden(state.hidden)  # U h_{t-1} + b'
+        r, z = (x[:, : 2 * width] + h[:, : 2 * width]).sigmoid().chunk(2, dim=1)  # reset gate, update gate
+        n = torch.addcmul(x[:, 2 * width :], r, h[:, 2 * width :]).tanh()  # candidate n = tanh(W x_t + r * U h_{t-1})
+        return State(torch.lerp(n, state.hidden.to(n), z))  # h_t = (1 - z) * n + z * h_{t-1}
 
 
 @dataclass(frozen=True)
 class LSTM:
-    """A long short-term memory (Hochreiter 1997): what it holds is apart from what it shows."""
+    """A long short-term memory with a forget gate (Hochreiter 1997, Gers 2000)."""
 
     gates: ClassVar[int] = 4
-    holds: ClassVar[bool] = True
+    has_cell: ClassVar[bool] = True
 
-    def whole(self, inputs: int, width: int) -> nn.RNNBase:
-        """Torch's module, which reads whole sequences."""
-        # On processors oneDNN keeps about a megabyte for each shape that it has read, 1,024 of them; a few do as well.
-        os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-        return begun(nn.LSTM(inputs, width, batch_first=True), self)
+    def build(self, input_width: int, width: int) -> nn.RNNBase:
+        """Torch's module over whole sequences."""
+        return initialise(nn.LSTM(input_width, width, batch_first=True), self)
 
-    def step(self, inputs: int, width: int) -> Step:
-        """The module that goes on by one token."""
-        return LSTMStep(self.gates, inputs, width)
+    def build_step(self, input_width: int, width: int) -> Step:
+        """The module of one recurrent step."""
+        return LSTMStep(self.gates, input_width, width)
 
 
 class LSTMStep(Step):
-    def forward(self, read: Tensor, inputs: Tensor, state: State) -> State:
-        assert state.held is not None
-        write, keep, new, show = self.opened(read, inputs, state).chunk(4, dim=1)
-        held = torch.addcmul(keep.sigmoid() * state.held, write.sigmoid(), new.tanh())
-        return State(show.sigmoid() * held.tanh(), held)
+    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
+        assert state.cell is not None
+        i, f, g, o = self.gates(projected, inputs, state).chunk(4, dim=1)  # input, forget, candidate, output gate
+        cell = torch.addcmul(f.sigmoid() * state.cell, i.sigmoid(), g.tanh())  # c_t = f * c_{t-1} + i * g
+        return State(hidden=o.sigmoid() * cell.tanh(), cell=cell)  # h_t = o * tanh(c_t)
 
 
 Cell = RNN | GRU | LSTM
 
 
-def begun(module: nn.RNNBase, cell: Cell) -> nn.RNNBase:
-    """Torch's module, its matrices drawn gate by gate, as other linear maps are."""
+def initialise(module: nn.RNNBase, cell: Cell) -> nn.RNNBase:
+    """Torch's module with Glorot's initialisation, gate by gate, as all linear maps have it."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.startswith("bias_ih"):
-                parameter.copy_(first_bias(cell, module.hidden_size))
+                parameter.copy_(initial_bias(cell, module.hidden_size))
             elif name.startswith("bias"):
                 parameter.zero_()
             else:
-                for part in parameter.chunk(cell.gates):
-                    nn.init.xavier_uniform_(part)
+                for gate in parameter.chunk(cell.gates):
+                    nn.init.xavier_uniform_(gate)
     return module
 
 
-def first_bias(cell: Cell, width: int) -> Tensor:
-    """-> gates * width: zeros, but ones for the gate that keeps what is held: at first, nothing is forgotten."""
+def initial_bias(cell: Cell, width: int) -> Tensor:
+    """-> gates * width: zeros, but ones for the forget gate, so that a new LSTM keeps its cell state."""
     bias = torch.zeros(cell.gates, width)
-    if cell.holds:
+    if cell.has_cell:
         bias[1] = 1.0
     return bias.flatten()
 
 
-Reads = Literal["forward", "backward", "both"]
+Direction = Literal["forward", "backward", "bidirectional"]
 
 
-class Whole(Protocol):
-    """A cell as a reader needs it."""
+class SequenceCell(Protocol):
+    """A cell that builds a module over whole sequences."""
 
-    holds: ClassVar[bool]
+    has_cell: ClassVar[bool]
 
-    def whole(self, inputs: int, width: int) -> nn.RNNBase:
-        """The module that reads whole sequences."""
+    def build(self, input_width: int, width: int) -> nn.RNNBase:
+        """Torch's module over whole sequences."""
 
 
-class Reader(nn.Module):
-    """One cell that reads whole sequences, from the left or from the right; padding leaves its state as it was."""
+class UnidirectionalRNN(nn.Module):
+    """One cell over whole sequences, forward or backward. Padding leaves its state unchanged."""
 
-    def __init__(self, cell: Whole, inputs: int, width: int, backward: bool) -> None:
+    def __init__(self, cell: SequenceCell, input_width: int, width: int, backward: bool) -> None:
         super().__init__()
-        self.cell = cell.whole(inputs, width)
-        self.holds, self.backward = cell.holds, backward
+        self.rnn = cell.build(input_width, width)
+        self.has_cell, self.backward = cell.has_cell, backward
 
-    def forward(self, x: Tensor, first: State, lengths: Tensor | None, wanted: bool) -> tuple[Tensor, State]:
-        """BTD and the state before it, BD -> what is shown after each token, and, if wanted, the state at the end."""
-        order = reversal(lengths, x) if self.backward else None
-        x = x if order is None else turned(x, order)
-        if lengths is None or not wanted:
-            y, state = self.run(x, first)
-        elif self.holds:
-            y, state = self.careful(x, first, lengths)
+    def forward(
+        self, x: Tensor, initial: State, lengths: Tensor | None, final_state: bool
+    ) -> tuple[Tensor, State]:  # fmt: skip
+        """BTD and the initial state BD -> the hidden states BTD, and the final state.
+
+        The final state of padded rows is right only if `final_state` asks for it.
+        """
+        order = reversed_order(lengths, x) if self.backward else None
+        x = x if order is None else reorder(x, order)
+        if lengths is None or not final_state:
+            y, state = self.run(x, initial)
+        elif self.has_cell:
+            y, state = self.run_padded(x, initial, lengths)
         else:
-            # All it remembers is what it shows, which can be looked up.
-            y, _ = self.run(x, first)
+            # Without a cell state, the final state is the hidden state of the last token.
+            y, _ = self.run(x, initial)
             last = y[torch.arange(len(y), device=y.device), lengths.clamp_min(1) - 1]
-            state = State(last).where(lengths > 0, first)
-        return y if order is None else turned(y, order), state
+            state = State(last).where(lengths > 0, initial)
+        return y if order is None else reorder(y, order), state
 
     def run(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Read all there is, padding as well."""
-        shown = state.shown[None].contiguous()
-        if state.held is None:
-            y, shown = self.cell(x, shown)
-            return y, State(shown[0])
-        y, (shown, held) = self.cell(x, (shown, state.held[None].contiguous()))
-        return y, State(shown[0], held[0])
+        """Run over all positions, padding included."""
+        hidden = state.hidden[None].contiguous()
+        if state.cell is None:
+            y, hidden = self.rnn(x, hidden)
+            return y, State(hidden[0])
+        y, (hidden, cell) = self.rnn(x, (hidden, state.cell[None].contiguous()))
+        return y, State(hidden[0], cell[0])
 
-    def careful(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
-        """All rows together as far as the shortest goes, then step by step: rows that ended keep their state."""
+    def run_padded(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
+        """Run up to the shortest row's end at once, then step by step: rows that have ended keep their state."""
         shortest = int(lengths.min())
-        parts = []
+        outputs = []
         if shortest:
-            part, state = self.run(x[:, :shortest], state)
-            parts.append(part)
+            y, state = self.run(x[:, :shortest], state)
+            outputs.append(y)
         for t in range(shortest, x.shape[1]):
-            part, after = self.run(x[:, t : t + 1], state)
-            parts.append(part)
-            state = after.where(lengths > t, state)
-        return torch.cat(parts, dim=1), state
+            y, new = self.run(x[:, t : t + 1], state)
+            outputs.append(y)
+            state = new.where(lengths > t, state)
+        return torch.cat(outputs, dim=1), state
 
 
-def reversal(lengths: Tensor | None, x: Tensor) -> Tensor:
-    """-> (B)T: the slot to read at each turn when rows are read from their last token to their first."""
+def reversed_order(lengths: Tensor | None, x: Tensor) -> Tensor:
+    """-> (B)T: the index order that reverses each row's tokens and leaves its padding at the end."""
     steps = torch.arange(x.shape[1], device=x.device)
     if lengths is None:
         return steps.flip(0)
@@ -220,159 +226,164 @@ def reversal(lengths: Tensor | None, x: Tensor) -> Tensor:
     return torch.where(steps < last, last - 1 - steps, steps)
 
 
-def turned(x: Tensor, order: Tensor) -> Tensor:
-    """BTD with its slots in this order."""
+def reorder(x: Tensor, order: Tensor) -> Tensor:
+    """BTD with its tokens in this order, (B)T."""
     return x[:, order] if order.dim() == 1 else x.gather(1, order[..., None].expand_as(x))
 
 
 @dataclass(frozen=True)
-class Carried:
-    """The decoder begins with the encoder's last state, layer by layer (Sutskever 2014)."""
+class Copied:
+    """The decoder's initial state is the encoder's final state, layer by layer (Sutskever 2014)."""
 
-    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> Beginning:
-        """The module for so many cells of this width."""
-        return CarriedBeginning(cell, depth)
+    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> InitialStates:
+        """The module for `depth` cells of this width."""
+        return CopiedStates(cell, depth)
 
 
 @dataclass(frozen=True)
-class Bridged:
-    """The decoder begins with tanh(Wh) of what the encoder's cells showed last, layer by layer (Bahdanau 2014)."""
+class Projected:
+    """The decoder's initial state is tanh(W h) of the encoder's final hidden state, per layer (Bahdanau 2014)."""
 
-    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> Beginning:
-        """The module for so many cells of this width."""
-        return BridgedBeginning(cell, depth, width, source_width)
+    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> InitialStates:
+        """The module for `depth` cells of this width."""
+        return ProjectedStates(cell, depth, width, source_width)
 
 
 @dataclass(frozen=True)
 class Averaged:
-    """The decoder begins with tanh(Wh) of the mean of the source's states, whatever encoder made them."""
+    """The decoder's initial state is tanh(W h) of the mean of the encoder's outputs; the encoder may be of any kind."""
 
-    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> Beginning:
-        """The module for so many cells of this width."""
-        return AveragedBeginning(cell, depth, width, source_width)
-
-
-Begin = Carried | Bridged | Averaged
+    def build(self, cell: Cell, depth: int, width: int, source_width: int) -> InitialStates:
+        """The module for `depth` cells of this width."""
+        return AveragedStates(cell, depth, width, source_width)
 
 
-class Beginning(nn.Module):
-    """A source -> the states a decoder begins with."""
+InitialState = Copied | Projected | Averaged
+
+
+class InitialStates(nn.Module):
+    """A source -> the initial state of each of the decoder's cells."""
 
     def __init__(self, cell: Cell, depth: int) -> None:
         super().__init__()
-        self.depth, self.holds = depth, cell.holds
+        self.depth, self.has_cell = depth, cell.has_cell
 
     def forward(self, source: Source) -> States:
         raise NotImplementedError
 
-    def last(self, source: Source) -> States:
-        """What the encoder's cells remembered at the end, one for each of ours: its highest serves all above it."""
-        final: States | None = next((states for states in reversed(source.final or ()) if states is not None), None)
-        if final is None:
-            raise InputError("the encoder has no recurrent state to begin with. Use begin = averaged.")
-        return tuple(final[min(number, len(final) - 1)] for number in range(self.depth))
+    def encoder_states(self, source: Source) -> States:
+        """The encoder's final states, one per cell of the decoder; a deeper decoder repeats the last one."""
+        states: list[States] = [layer for layer in source.final_state or () if layer is not None]
+        if not states:
+            raise InputError('the encoder has no recurrent state to start from. Use initial_state = "averaged".')
+        highest = states[-1]
+        return tuple(highest[min(number, len(highest) - 1)] for number in range(self.depth))
 
 
-class CarriedBeginning(Beginning):
+class CopiedStates(InitialStates):
     def forward(self, source: Source) -> States:
-        states = self.last(source)
-        if (states[0].held is None) == self.holds:
-            raise InputError("the encoder's cells remember other things than the decoder's. Use begin = bridged.")
+        states = self.encoder_states(source)
+        if (states[0].cell is None) == self.has_cell:
+            raise InputError(
+                'the cells of encoder and decoder have different kinds of state. Use initial_state = "projected".'
+            )
         return states
 
 
-class BridgedBeginning(Beginning):
+class ProjectedStates(InitialStates):
     def __init__(self, cell: Cell, depth: int, width: int, source_width: int) -> None:
         super().__init__(cell, depth)
-        self.parts = 2 if cell.holds else 1
-        self.bridges = nn.ModuleList(linear(source_width, self.parts * width, parts=self.parts) for _ in range(depth))
+        self.parts = 2 if cell.has_cell else 1
+        outputs = self.parts * width
+        self.projections = nn.ModuleList(linear(source_width, outputs, parts=self.parts) for _ in range(depth))
 
     def forward(self, source: Source) -> States:
-        return tuple(self.across(bridge, state.shown) for bridge, state in zip(self.bridges, self.last(source)))
+        states = self.encoder_states(source)
+        return tuple(self.project(projection, state.hidden) for projection, state in zip(self.projections, states))
 
-    def across(self, bridge: nn.Module, given: Tensor) -> State:
-        """One cell's state, made of what it is given."""
-        return State(*bridge(given).tanh().chunk(self.parts, dim=1))
+    def project(self, projection: nn.Module, h: Tensor) -> State:
+        """One cell's initial state: tanh(W h + b)."""
+        return State(*projection(h).tanh().chunk(self.parts, dim=1))
 
 
-class AveragedBeginning(BridgedBeginning):
+class AveragedStates(ProjectedStates):
     def forward(self, source: Source) -> States:
         states = source.states
         mean = states.mean(dim=1)
         if source.padding is not None:
             real = source.padding[..., None]
             mean = states.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp_min(1)
-        return tuple(self.across(bridge, mean) for bridge in self.bridges)
+        return tuple(self.project(projection, mean) for projection in self.projections)
 
 
 @dataclass(frozen=True)
 class Recurrent:
-    """Cells on top of each other that read the sequence; read both ways, each direction has half the width."""
+    """Stacked recurrent cells; each direction of a bidirectional one has half the width."""
 
     cell: Cell = field(default_factory=LSTM)
     depth: int = 1
-    reads: Reads = "forward"
+    direction: Direction = "forward"
     dropout: float = 0.0  # between one cell and the next
-    begin: Begin | None = None  # of a decoder; nothing when not said
+    initial_state: InitialState | None = None  # of a decoder; zeros by default
     name: ClassVar[str] = "recurrent"
-    constant_memory: ClassVar[bool] = True  # what it remembers does not grow with the text
-    packs: ClassVar[bool] = False  # its state goes on from one packed document to the next
+    facts: ClassVar[Facts] = Facts(constant_memory=True)
 
     def __post_init__(self) -> None:
         if self.depth < 1:
             raise InputError(f"depth must be 1 or more, got {self.depth}.")
-        if self.begin is not None and self.reads != "forward":
-            raise InputError(f'a decoder cannot read what it has not said yet (reads = "{self.reads}").')
+        if self.initial_state is not None and self.direction != "forward":
+            raise InputError(f'a decoder only runs forward (direction = "{self.direction}").')
 
     def build(self, width: int, source_width: int | None = None) -> RecurrentLayer:
         """The module for a stream of this width over a source of that width."""
-        if self.reads == "both" and width % 2:
-            raise InputError(f"reading both ways needs an even width, got {width}. Try {width + 1}.")
+        if self.direction == "bidirectional" and width % 2:
+            raise InputError(f"a bidirectional layer needs an even width, got {width}. Try {width + 1}.")
         return RecurrentLayer(self, width, source_width or width)
 
 
 class RecurrentLayer(Sublayer):
     def __init__(self, description: Recurrent, width: int, source_width: int) -> None:
         super().__init__()
-        cell, depth = description.cell, description.depth
-        self.layers = nn.ModuleList(Ways(cell, width, description.reads) for _ in range(depth))
+        cell, depth, initial = description.cell, description.depth, description.initial_state
+        self.layers = nn.ModuleList(Directions(cell, width, description.direction) for _ in range(depth))
         self.dropout = nn.Dropout(description.dropout)
-        self.width, self.holds = width, cell.holds
-        self.begin = description.begin.build(cell, depth, width, source_width) if description.begin else None
+        self.width, self.has_cell = width, cell.has_cell
+        self.initial_state = initial.build(cell, depth, width, source_width) if initial else None
 
     def forward(self, x: Tensor, context: Context, memory: States | None = None) -> tuple[Tensor, States | None]:
-        states = memory or self.first(x, context)
-        wanted = context.remember or context.final
+        states = memory or self.initial_states(x, context)
+        final_state = context.remember or context.final_state
         lengths = None if context.padding is None else context.padding.sum(1)
-        after = []
+        final = []
         for number, (layer, state) in enumerate(zip(self.layers, states)):
-            x, state = layer(self.dropout(x) if number else x, state, lengths, wanted)
-            after.append(state)
-        return x, tuple(after) if wanted else None
+            x, state = layer(self.dropout(x) if number else x, state, lengths, final_state)
+            final.append(state)
+        return x, tuple(final) if final_state else None
 
-    def first(self, x: Tensor, context: Context) -> States:
+    def initial_states(self, x: Tensor, context: Context) -> States:
         """The states before the first token."""
-        if self.begin is not None:
+        if self.initial_state is not None:
             assert context.source is not None
-            begun: States = self.begin(context.source)
-            return begun
-        nothing = x.new_zeros(len(x), self.width)
-        return len(self.layers) * (State(nothing, nothing if self.holds else None),)
+            states: States = self.initial_state(context.source)
+            return states
+        zeros = x.new_zeros(len(x), self.width)
+        return len(self.layers) * (State(zeros, zeros if self.has_cell else None),)
 
 
-class Ways(nn.ModuleList):
-    """A reader for each direction, side by side."""
+class Directions(nn.ModuleList):
+    """One layer's unidirectional RNNs, forward and backward; their outputs are concatenated."""
 
-    def __init__(self, cell: Cell, width: int, reads: Reads) -> None:
-        ways = {"forward": [False], "backward": [True], "both": [False, True]}[reads]
-        super().__init__(Reader(cell, width, width // len(ways), backward) for backward in ways)
+    def __init__(self, cell: Cell, width: int, direction: Direction) -> None:
+        backwards = {"forward": [False], "backward": [True], "bidirectional": [False, True]}[direction]
+        super().__init__(UnidirectionalRNN(cell, width, width // len(backwards), backward) for backward in backwards)
 
-    def forward(self, x: Tensor, state: State, lengths: Tensor | None, wanted: bool) -> tuple[Tensor, State]:
-        """BTD -> BTD; the state after the last token is right in padded rows only if it is wanted."""
-        answers, shown, held = [], [], []
-        for reader, first in zip(self, state.parts(len(self))):
-            y, last = reader(x, first, lengths, wanted)
-            answers.append(y)
-            shown.append(last.shown)
-            held += [] if last.held is None else [last.held]
-        return torch.cat(answers, dim=-1), State(torch.cat(shown, dim=-1), torch.cat(held, dim=-1) if held else None)
+    def forward(self, x: Tensor, state: State, lengths: Tensor | None, final_state: bool) -> tuple[Tensor, State]:
+        """BTD -> BTD, and the final state."""
+        outputs, hidden, cells = [], [], []
+        for rnn, initial in zip(self, state.chunk(len(self))):
+            y, final = rnn(x, initial, lengths, final_state)
+            outputs.append(y)
+            hidden.append(final.hidden)
+            cells += [] if final.cell is None else [final.cell]
+        cell = torch.cat(cells, dim=-1) if cells else None
+        return torch.cat(outputs, dim=-1), State(torch.cat(hidden, dim=-1), cell)

@@ -1,4 +1,4 @@
-"""How well a key answers a query. A score projects both sides, then compares; keys are projected as they arrive."""
+"""Score functions of attention: dot product, general, additive (Luong 2015, section 3.1). Keys are projected once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.linear import matrix_per_head, per_head
-from regard.layers.record import Inside
+from regard.layers.record import ScoreInputs
 
 
-class Score(nn.Module):
-    """Queries BHTK and keys BHSK -> BHTS. When `scale` is a number, it is a scaled dot product and may be fused."""
+class ScoreFunction(nn.Module):
+    """Queries BHTK and keys BHSK -> scores BHTS. With a `scale` it is a dot product, which fused kernels know."""
 
     scale: float | None = None
-    first: float = 1.0  # how large the map to queries is drawn at first, where no scale keeps scores small
+    init_gain: float = 1.0  # of the query projection's initial weights, where no scale keeps the scores small
 
     def queries(self, q: Tensor) -> Tensor:
-        """BHTK -> BHTK': what is compared of a query."""
+        """BHTK -> BHTK': queries as they are compared."""
         return q
 
     def keys(self, k: Tensor) -> Tensor:
-        """BHSK -> BHSK': what is compared, and remembered, of a key."""
+        """BHSK -> BHSK': keys as they are compared, and kept in the KV cache."""
         return k
 
     def compare(self, q: Tensor, k: Tensor) -> Tensor:
@@ -32,43 +32,44 @@ class Score(nn.Module):
         assert self.scale is not None
         return q @ k.transpose(-1, -2) * self.scale
 
-    def inside(self, q: Tensor, k: Tensor) -> Inside:
-        """BHTK', BHSK' -> what they are compared by, for someone who looks."""
+    def score_inputs(self, q: Tensor, k: Tensor) -> ScoreInputs:
+        """BHTK', BHSK' -> the comparison as data, for a record."""
         assert self.scale is not None
-        return Inside("dot", q, k, self.scale)
+        return ScoreInputs("dot", q, k, self.scale)
 
 
 @dataclass(frozen=True)
 class Dot:
-    """q·k (Luong), divided by the square root of the key width when scaled (Vaswani), times a factor."""
+    """q·k (Luong), divided by the square root of the key width when `scaled` (Vaswani 2017), times a factor."""
 
     scaled: bool = True
     factor: float = 1.0
 
-    def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
-        """The score over heads of these widths."""
+    def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
+        """The score function over heads of these widths."""
         if query_width != key_width:
             raise InputError(f"a dot product needs equal widths, got {query_width} and {key_width}. Try general.")
-        even = 1 / math.sqrt(key_width)  # what keeps the products of random vectors near 1
-        return DotScore(self.factor * (even if self.scaled else 1.0), 1.0 if self.scaled else even)
+        unit_variance = 1 / math.sqrt(key_width)  # keeps the products of random vectors near 1
+        scale = self.factor * (unit_variance if self.scaled else 1.0)
+        return DotScore(scale, 1.0 if self.scaled else unit_variance)
 
 
-class DotScore(Score):
-    def __init__(self, scale: float, first: float) -> None:
+class DotScore(ScoreFunction):
+    def __init__(self, scale: float, init_gain: float) -> None:
         super().__init__()
-        self.scale, self.first = scale, first
+        self.scale, self.init_gain = scale, init_gain
 
 
 @dataclass(frozen=True)
 class General:
-    """q·Wk (Luong 2015, equation 8): one matrix between the two sides."""
+    """q·Wk (Luong 2015, equation 8): one matrix between query and key."""
 
-    def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
-        """The score over heads of these widths."""
+    def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
+        """The score function over heads of these widths."""
         return GeneralScore(query_width, key_width, heads)
 
 
-class GeneralScore(Score):
+class GeneralScore(ScoreFunction):
     scale = 1.0
 
     def __init__(self, query_width: int, key_width: int, heads: int) -> None:
@@ -81,7 +82,7 @@ class GeneralScore(Score):
 
 @dataclass(frozen=True)
 class ReducedRank:
-    """(Uq)·(Vk): `general` with its matrix factored through a few dimensions."""
+    """(Uq)·(Vk): `general` with a matrix of low rank."""
 
     rank: int = 16
 
@@ -89,12 +90,12 @@ class ReducedRank:
         if self.rank < 1:
             raise InputError(f"rank must be 1 or more, got {self.rank}.")
 
-    def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
-        """The score over heads of these widths."""
+    def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
+        """The score function over heads of these widths."""
         return ReducedRankScore(query_width, key_width, heads, self.rank)
 
 
-class ReducedRankScore(Score):
+class ReducedRankScore(ScoreFunction):
     scale = 1.0
 
     def __init__(self, query_width: int, key_width: int, heads: int, rank: int) -> None:
@@ -111,16 +112,16 @@ class ReducedRankScore(Score):
 
 @dataclass(frozen=True)
 class Additive:
-    """v·tanh(Wq + Uk) (Bahdanau 2014, appendix A.1.2); `inner` is the width inside, the query's when not said."""
+    """v·tanh(Wq + Uk) (Bahdanau 2014, appendix A.1.2); `inner` is the hidden width, by default the query's."""
 
     inner: int | None = None
 
-    def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
-        """The score over heads of these widths."""
+    def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
+        """The score function over heads of these widths."""
         return AdditiveScore(query_width, key_width, heads, self.inner or query_width)
 
 
-class AdditiveScore(Score):
+class AdditiveScore(ScoreFunction):
     def __init__(self, query_width: int, key_width: int, heads: int, inner: int) -> None:
         super().__init__()
         self.query_matrix = matrix_per_head(heads, query_width, inner)
@@ -136,26 +137,26 @@ class AdditiveScore(Score):
     def compare(self, q: Tensor, k: Tensor) -> Tensor:
         return per_head(torch.tanh(q[:, :, :, None] + k[:, :, None]), self.vector).squeeze(-1)
 
-    def inside(self, q: Tensor, k: Tensor) -> Inside:
-        return Inside("additive", q, k, vector=self.vector.squeeze(-1))
+    def score_inputs(self, q: Tensor, k: Tensor) -> ScoreInputs:
+        return ScoreInputs("additive", q, k, vector=self.vector.squeeze(-1))
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every key answers alike: the mean of what is seen, which is attention without attending."""
+    """Every score is 0: attention becomes mean pooling over the visible keys."""
 
-    def build(self, query_width: int, key_width: int, heads: int = 1) -> Score:
-        """The score over heads of these widths."""
+    def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
+        """The score function over heads of these widths."""
         return UniformScore()
 
 
-class UniformScore(Score):
+class UniformScore(ScoreFunction):
     def compare(self, q: Tensor, k: Tensor) -> Tensor:
-        # Nothing of either, yet made of both: every weight gets a gradient, which is zero.
+        # Zero, but computed from both sides: every parameter gets a gradient, which is zero.
         return 0 * (q[..., :1] + k[..., :1].transpose(-1, -2))
 
-    def inside(self, q: Tensor, k: Tensor) -> Inside:
-        return Inside("even", q, k)
+    def score_inputs(self, q: Tensor, k: Tensor) -> ScoreInputs:
+        return ScoreInputs("uniform", q, k)
 
 
-AnyScore = Dot | General | ReducedRank | Additive | Uniform
+Score = Dot | General | ReducedRank | Additive | Uniform

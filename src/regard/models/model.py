@@ -1,30 +1,30 @@
-"""A stack is a list of layers; a layer is a list of sublayers; `depth * [layer]` is how one writes depth."""
+"""A model: embeddings, an encoder and a decoder stack, readouts. A stack is a list of layers, a layer of sublayers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.attention import CrossAttention, SelfAttention
-from regard.layers.attention_decoder import Attentional, Attentive
-from regard.layers.bidirectional import Apart
-from regard.layers.character_cnn import Spelled
-from regard.layers.contract import Ablation, Context, Memory, Past, Source, write
+from regard.layers.attention_decoder import AttentionalVector, AttentionDecoder
+from regard.layers.bidirectional import BidirectionalLSTM
+from regard.layers.character_cnn import CharacterCNN
+from regard.layers.contract import Ablation, CarriedMemory, Context, Memory, Source, facts_of, write_memory
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
 from regard.layers.join import PostNorm, PreNorm, Replace, TwinNorm
 from regard.layers.lsh.attention import LSHAttention
-from regard.layers.positions import RelativeBias
+from regard.layers.positions import Position, StackPosition, require_attached
 from regard.layers.record import Record
 from regard.layers.recurrent import Recurrent
 from regard.layers.reversible import Reversible
-from regard.models.readouts import BothWays, Label, Mix, Number, Reading, Tags, Vector, Vocabulary
+from regard.models.readouts import BidirectionalVocabulary, Label, LayerMix, Number, Readout, Tags, Vector, Vocabulary
 
 AnySublayer = (
     SelfAttention
@@ -34,34 +34,41 @@ AnySublayer = (
     | FeedForward
     | Boom
     | Recurrent
-    | Attentional
-    | Attentive
-    | Apart
+    | AttentionalVector
+    | AttentionDecoder
+    | BidirectionalLSTM
 )
 Join = PostNorm | PreNorm | TwinNorm | Replace | Reversible
+AnyReadout = Vocabulary | BidirectionalVocabulary | Label | Number | Tags | Vector
+Shape = Literal["encoder", "decoder", "encoder-decoder"]
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers of sublayers, how each joins the stream, and how much of its answer is dropped while learning."""
+    """Layers of sublayers (`depth * (layer,)` repeats one), how each joins the stream, the dropout of each output."""
 
     layers: tuple[tuple[AnySublayer, ...], ...]
     join: Join
     dropout: float = 0.0
-    bias: RelativeBias | None = None
+    position: Position | None = None  # a position bias, shared by all self-attention layers
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError("a stack needs at least one layer. Use depth = 1 or more.")
+        require_attached(self.position, StackPosition)
 
     @property
-    def steady(self) -> bool:
-        """Whether what was read stays what it is as the text goes on, so that it need not be read again."""
-        sees = (getattr(part, "see", None) for layer in self.layers for part in layer)
-        return all(getattr(pattern, "steady", True) for pattern in sees)
+    def parts(self) -> list[AnySublayer]:
+        """Every sublayer."""
+        return [part for layer in self.layers for part in layer]
 
-    def outgoing(self, width: int) -> int:
-        """How wide its answer is."""
+    @property
+    def incremental(self) -> bool:
+        """Whether later tokens never change earlier outputs, so that memory replaces recomputation."""
+        return all(facts_of(part).incremental for part in self.parts)
+
+    def output_width(self, width: int) -> int:
+        """The width of its output."""
         return width * self.join.streams
 
     def build(self, width: int, source_width: int | None = None) -> StackLayers:
@@ -73,91 +80,119 @@ class StackLayers(nn.Module):
     def __init__(self, description: Stack, width: int, source_width: int | None) -> None:
         super().__init__()
         join, dropout = description.join, description.dropout
-        self.wiring = join.wire(
+        self.layers = join.layers(
             [
                 {part.name: join.build(part.build(width, source_width), width, dropout) for part in layer}
                 for layer in description.layers
             ]
         )
-        self.closing = join.closing(description.outgoing(width))
-        self.steady = description.steady
-        attention = next((p for layer in description.layers for p in layer if isinstance(p, SelfAttention)), None)
-        self.bias = None
-        if description.bias is not None and attention is not None:
-            self.bias = description.bias.build(attention.heads, attention.pattern.causal)
+        self.final_norm = join.final_norm(description.output_width(width))
+        self.incremental = description.incremental
+        position = require_attached(description.position, StackPosition)
+        self.position = None if position is None else position.build(*_biased_heads(description))
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """BTD -> BTD, and what the layers remember."""
-        context = context if self.bias is None else replace(context, bias=self.bias)
-        if context.remember and not self.steady:
-            return self.again(x, context, memory)
-        x, memory = self.wiring(x, context, memory)
-        x = self.closing(x)
-        context.keep(x)
+        """BTD -> BTD, and the memory of its layers."""
+        context = context if self.position is None else replace(context, position_bias=self.position)
+        if context.remember and not self.incremental:
+            return self.recompute(x, context, memory)
+        x, memory = self.layers(x, context, memory)
+        x = self.final_norm(x)
+        context.add_layer(x)
         return x, memory
 
-    def again(self, x: Tensor, context: Context, memory: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As `forward`, where later tokens change what earlier ones saw: all that came in is kept, and read again."""
+    def recompute(self, x: Tensor, context: Context, memory: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `forward`, where later tokens change earlier outputs: memory is all inputs so far, read again."""
         slots, fresh = context.slots(x.shape[1], x.device).expand(len(x), -1), memory is None
-        memory = write(memory, x, context, dim=1)
-        whole = memory[:, : context.extent(x.shape[1])]
+        memory = write_memory(memory, x, context, dim=1)
+        inputs = memory[:, : context.total_length(x.shape[1])]
         if not fresh:
-            there = torch.arange(whole.shape[1], device=x.device) <= slots[:, -1:]
-            context = replace(context, padding=None if bool(there.all()) else there)
-        seen = None if context.record is None else Record(context.record.wanted)
-        states, _ = self.wiring(whole, replace(context, start=0, end=None, remember=False, record=seen), None)
-        if seen is not None and context.record is not None:
-            for name, rows in seen.rows.items():
-                context.record.write(name, _at(slots, rows[0].transpose(1, 2)).transpose(1, 2))
-            for name, buckets in seen.buckets.items():
-                context.record.note(name, _at(slots, buckets[0].transpose(1, 2)).transpose(1, 2))
-        states = self.closing(_at(slots, states))
-        context.keep(states)
+            real = torch.arange(inputs.shape[1], device=x.device) <= slots[:, -1:]
+            context = replace(context, padding=None if bool(real.all()) else real)
+        full = None if context.record is None else Record(context.record.wanted)
+        states, _ = self.layers(inputs, replace(context, start=0, end=None, remember=False, record=full), None)
+        if full is not None and context.record is not None:
+            for name, rows in full.rows.items():
+                context.record.write(name, _in_slots(slots, rows[0].transpose(1, 2)).transpose(1, 2))
+            for name, buckets in full.buckets.items():
+                context.record.record_buckets(name, _in_slots(slots, buckets[0].transpose(1, 2)).transpose(1, 2))
+        states = self.final_norm(_in_slots(slots, states))
+        context.add_layer(states)
         return states, memory
 
 
-def _at(slots: Tensor, values: Tensor) -> Tensor:
-    """BT, BS... -> BT...: what stands in these slots."""
+def _biased_heads(stack: Stack) -> tuple[int, bool]:
+    """The heads that a stack's position bias is for, and whether their attention is causal."""
+    biased = {(facts.heads, facts.causal) for facts in map(facts_of, stack.parts) if facts.adds_position_bias}
+    if len(biased) != 1:
+        raise InputError(
+            f"{stack.position} needs self-attention layers with the same heads in every layer, got "
+            f"{sorted(heads for heads, _ in biased) or 'none'} (model.position). Use another position."
+        )
+    return biased.pop()
+
+
+def _in_slots(slots: Tensor, values: Tensor) -> Tensor:
+    """BT, BS... -> BT...: the values in these slots."""
     return values[torch.arange(len(slots), device=slots.device)[:, None], slots]
-
-
-Readout = Vocabulary | BothWays | Label | Number | Tags | Vector
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a model is, as data; `build(vocabulary)` is the module."""
+    """The description of a model: data that can be compared, printed and saved. `build(vocabulary)` is the module."""
 
     width: int
-    embed: Embed | Spelled
+    embed: Embed | CharacterCNN
     encoder: Stack | None = None
     decoder: Stack | None = None
-    readout: Readout = field(default_factory=Vocabulary)
-    shared: bool = True  # source and target use one table of vectors, when their vocabulary is one
-    auxiliary: Label | Vector | None = None  # what is said of the text as a whole besides: BERT's next sentence
-    mix: Mix | None = None  # what is read out: the last layer's states, or a learnt mixture of all (ELMo)
+    readout: AnyReadout = field(default_factory=Vocabulary)
+    shared: bool = True  # source and target share one embedding table, when they share a vocabulary
+    auxiliary: Label | Vector | None = None  # a second readout of the whole text: BERT's next sentence prediction
+    mix: LayerMix | None = None  # a trained mix of all layers for the readout (ELMo), instead of the last layer
+
+    @property
+    def shape(self) -> Shape:
+        """Which stacks it has."""
+        if self.decoder is None:
+            return "encoder"
+        return "decoder" if self.encoder is None else "encoder-decoder"
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """Its stacks by name, the encoder first."""
+        both = {"encoder": self.encoder, "decoder": self.decoder}
+        return {name: stack for name, stack in both.items() if stack is not None}
+
+    @property
+    def parts(self) -> list[AnySublayer]:
+        """Every sublayer."""
+        return [part for stack in self.stacks.values() for part in stack.parts]
 
     @property
     def vector_width(self) -> int:
-        """Of what is said of a text that is read: the encoder's states, where there is one."""
+        """The width of an encoded text: of the encoder's states, or of the decoder's where there is no encoder."""
         stack = self.encoder or self.decoder
-        return stack.outgoing(self.width) if stack else self.width
+        return stack.output_width(self.width) if stack else self.width
+
+    @property
+    def incremental(self) -> bool:
+        """Whether later tokens never change earlier outputs, so that memory replaces recomputation."""
+        return all(stack.incremental for stack in self.stacks.values())
 
     @property
     def constant_memory(self) -> bool:
-        """Whether it reads a text of any length piece by piece, and what it remembers does not grow with it."""
-        bounded = hasattr(getattr(self.embed, "position", None), "longest")
-        if self.encoder is not None or self.decoder is None or bounded:
+        """Whether it reads a text of any length in segments, with memory that does not grow with the text."""
+        if self.shape != "decoder" or self.embed.max_positions is not None:
             return False
-        return all(getattr(part, "endless", False) for layer in self.decoder.layers for part in layer)
+        return all(facts_of(part).constant_memory for part in self.parts)
 
     def build(self, vocabulary: int, source_vocabulary: int | None = None) -> Network:
-        """The module; a second vocabulary is the source's, when it has its own."""
+        """The module; `source_vocabulary` is the size of the source's own vocabulary, if it has one."""
         return Network(self, vocabulary, source_vocabulary)
 
 
 class Network(nn.Module):
-    """Embeddings, stacks and a readout. Paddings are True where there is a token.
+    """The module of a `Model`: embeddings, stacks and a readout. Paddings are True where there is a token.
 
     decoder only:    network(ids, padding=None, positions=None, document=None) -> logits
     encoder-decoder: network(target_ids, source_ids=..., source_padding=..., target_padding=None) -> logits
@@ -173,15 +208,20 @@ class Network(nn.Module):
         self.encoder = description.encoder.build(width) if description.encoder else None
         self.decoder = description.decoder.build(width, description.vector_width) if description.decoder else None
         self.source_embed = self.embed
-        if self.encoder is not None and self.decoder is not None:
+        if description.shape == "encoder-decoder":
             self.source_embed = description.embed.build(width, source_vocabulary or vocabulary)
             if description.shared and source_vocabulary is None:
                 self.source_embed.table.weight = self.embed.table.weight
-        stack = description.decoder or description.encoder
-        width = stack.outgoing(width) if stack else width
-        self.readout: Reading = description.readout.build(width, vocabulary, self.embed.table)
+        stack, auxiliary = description.decoder or description.encoder, description.auxiliary
+        width = stack.output_width(width) if stack else width
+        self.readout: Readout = description.readout.build(width, vocabulary, self.embed.table)
         self.mix = description.mix.build(len(stack.layers) + 1) if description.mix and stack else None
-        self.auxiliary = description.auxiliary.build(width, vocabulary, self.embed.table) if description.auxiliary else None
+        self.auxiliary = auxiliary.build(width, vocabulary, self.embed.table) if auxiliary else None
+
+    @property
+    def shape(self) -> Shape:
+        """Which stacks it has."""
+        return self.description.shape
 
     @property
     def max_positions(self) -> int | None:
@@ -201,15 +241,15 @@ class Network(nn.Module):
         document: Tensor | None = None,
     ) -> Tensor:
         """BT -> BTN: the logits, in the caller's order; left padding is moved to the right and back again."""
-        source_ids, source_padding, _ = realign(source_ids, source_padding)
-        moved, padding, order = realign(ids, target_padding if padding is None else padding)
+        source_ids, source_padding, _ = move_padding_right(source_ids, source_padding)
+        moved, padding, order = move_padding_right(ids, target_padding if padding is None else padding)
         assert moved is not None
         states = self.hidden_states(
             ids=moved, source_ids=source_ids, source_padding=source_padding, padding=padding,
-            segments=ordered(segments, order), positions=ordered(positions, order), document=ordered(document, order),
+            segments=reorder(segments, order), positions=reorder(positions, order), document=reorder(document, order),
         )  # fmt: skip
         logits: Tensor = self.readout(states, padding)
-        return restored(logits, order) if self.description.readout.tokenwise else logits
+        return restore_order(logits, order) if self.description.readout.tokenwise else logits
 
     def hidden_states(
         self,
@@ -225,12 +265,12 @@ class Network(nn.Module):
         ablation: Ablation | None = None,
         all_layers: list[Tensor] | None = None,
         gradient_checkpointing: bool = False,
-        past: Past | None = None,
+        carried: CarriedMemory | None = None,
     ) -> Tensor:
-        """BT -> BTD: the last layer's states, which the readout reads; padding on the right only.
+        """BT -> BTD: the hidden states that the readout reads, of the last layer or a mix; padding on the right only.
 
-        `all_layers` is filled with what goes into each layer of the stack that is read out, and what comes out of the last.
-        With a `past` the text goes on where it ended, and it then ends where this piece does.
+        `all_layers` is filled with the input of each layer of the last stack, and its output. With `carried` memory the
+        ids continue an earlier segment of the text (truncated BPTT), and the memory is updated.
         """
         if self.mix is not None:
             all_layers = [] if all_layers is None else all_layers
@@ -238,25 +278,25 @@ class Network(nn.Module):
         context = replace(
             both, padding=padding, segments=segments, positions=positions, document=document, all_layers=all_layers
         )  # fmt: skip
-        if source_ids is not None and (self.encoder is None or self.decoder is None):
-            raise InputError("this model reads one text, not source_ids=... besides it")
-        if past is not None and (self.encoder is not None or self.decoder is None):
-            raise InputError("only a language model reads on from a past=... of the same text")
+        if source_ids is not None and self.shape != "encoder-decoder":
+            raise InputError("only an encoder-decoder reads source_ids=...; this model reads one text")
+        if carried is not None and self.shape != "decoder":
+            raise InputError("only a decoder continues a text from carried=... memory")
         if self.decoder is None:
-            return self.mixed(self.encode_source(ids, context=replace(context, final=False)).states, all_layers)
+            return self.mixed(self.encode_source(ids, context=replace(context, final_state=False)).states, all_layers)
         if self.encoder is not None:
             if source_ids is None:
-                raise InputError("an encoder-decoder reads source_ids=... besides the target's ids")
+                raise InputError("an encoder-decoder needs source_ids=... as well as the target's ids")
             outside = replace(both, padding=source_padding)
             context = replace(context, source=self.encode_source(source_ids, context=outside))
-        if past is None:
+        if carried is None:
             return self.mixed(self.decode(ids, context)[0], all_layers)
-        states, memory = self.decode(ids, replace(context, start=past.read, remember=True), past.memory)
-        past.goes_on(memory, ids.shape[1])
+        states, memory = self.decode(ids, replace(context, start=carried.position, remember=True), carried.memory)
+        carried.advance(memory, ids.shape[1])
         return self.mixed(states, all_layers)
 
     def mixed(self, states: Tensor, all_layers: list[Tensor] | None) -> Tensor:
-        """What is read out: the last states, or what the mixture makes of all."""
+        """The readout's input: the last layer's states, or the mix of all layers (ELMo)."""
         if self.mix is None:
             return states
         mixture: Tensor = self.mix(all_layers)
@@ -265,7 +305,7 @@ class Network(nn.Module):
     def loss(
         self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0, auxiliary: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """The summed loss of targets (-100: not asked) given the arguments of `states`, and of what is asked aside."""
+        """The summed loss of targets (-100: ignored), plus the auxiliary; `inputs`: arguments of `hidden_states`."""
         states, padding = self.hidden_states(**inputs), inputs.get("padding")
         loss = self.readout.loss(states, targets, smoothing, padding)
         if auxiliary is None or self.auxiliary is None or self.description.auxiliary is None:
@@ -279,48 +319,50 @@ class Network(nn.Module):
         segments: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """BS -> BSD: the encoder's states, in the caller's order."""
+        """BS -> BSD: the encoder's hidden states, in the caller's order."""
         if self.encoder is None:
-            raise InputError("this model has no encoder. Call states instead.")
-        moved, padding, order = realign(ids, padding)
+            raise InputError("this model has no encoder. Call hidden_states instead.")
+        moved, padding, order = move_padding_right(ids, padding)
         assert moved is not None
         context = Context(
-            padding=padding, segments=ordered(segments, order), positions=ordered(positions, order), final=False
+            padding=padding, segments=reorder(segments, order), positions=reorder(positions, order), final_state=False
         )  # fmt: skip
-        return restored(self.encode_source(moved, context=context).states, order)
+        return restore_order(self.encode_source(moved, context=context).states, order)
 
     def encode_source(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
-        """BS -> what the encoder says of the source; padding on the right only."""
+        """BS -> the encoder's output, as `decode` and search need it; padding on the right only."""
         context = Context(padding=padding) if context is None else context
         assert self.encoder is not None
-        states, final = self.encoder(self.source_embed(ids, context), context.under("encoder"))
-        return Source(states, context.padding, final)
+        states, final_state = self.encoder(self.source_embed(ids, context), context.child("encoder"))
+        return Source(states, context.padding, final_state)
 
     def decode(self, ids: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        """BT -> BTD, and what must be remembered for the next call."""
+        """BT -> BTD: the decoder's hidden states, and its memory for the next call."""
         assert self.decoder is not None
-        inside = replace(context.under("decoder"), final=False)
-        states, memory = self.decoder(self.embed(ids, context), inside, memory)
+        child = replace(context.child("decoder"), final_state=False)
+        states, memory = self.decoder(self.embed(ids, context), child, memory)
         return states, memory
 
 
-def realign(ids: Tensor | None, padding: Tensor | None) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Move padding to the right: (ids, padding or None when there is none, the order that did it or None)."""
+def move_padding_right(
+    ids: Tensor | None, padding: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Move left padding to the right: (ids, padding or None if there is none, the order that did it or None)."""
     if ids is None or padding is None or bool(padding.all()):
         return ids, None, None
     padding = padding.bool()
     if not bool((padding[:, 1:] & ~padding[:, :-1]).any()):
         return ids, padding, None
     order = (~padding).long().argsort(dim=1, stable=True)
-    return ordered(ids, order), padding.gather(1, order), order
+    return reorder(ids, order), padding.gather(1, order), order
 
 
-def ordered(values: Tensor | None, order: Tensor | None) -> Tensor | None:
-    """BT... with its slots in this order."""
+def reorder(values: Tensor | None, order: Tensor | None) -> Tensor | None:
+    """BT... with its tokens in this order."""
     return values if values is None or order is None else values.gather(1, _along(order, values))
 
 
-def restored(values: Tensor, order: Tensor | None) -> Tensor:
+def restore_order(values: Tensor, order: Tensor | None) -> Tensor:
     """BT... back in the caller's order."""
     return values if order is None else torch.empty_like(values).scatter_(1, _along(order, values), values)
 

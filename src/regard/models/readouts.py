@@ -1,4 +1,7 @@
-"""The last states become words: logits when someone asks, or a loss that never holds them all at once."""
+"""Readouts, the heads of a model: vocabulary logits (LM head), classification, regression, tagging, text embeddings.
+
+Also pooling, the mix of layers (ELMo), and the chunked cross entropy, which never holds the logits of all tokens.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,22 @@ from regard.layers.feedforward import Activation, activate
 from regard.layers.linear import LayerNorm, Norm, linear
 
 _LEAST_ROWS = 256
-_NUMBERS = {"cpu": 1 << 21}  # logits held at once: on a processor what its cache holds, else 256 MiB of them
-_MANY_NUMBERS = 1 << 26
+_CHUNK_LOGITS = {"cpu": 1 << 21}  # logits held at once: on a CPU what fits its cache, else 256 MiB
+_MOST_CHUNK_LOGITS = 1 << 26
 
-Says = Literal["words", "names", "numbers", "vectors"]
-"""What kind of thing a readout answers."""
+Outputs = Literal["tokens", "labels", "numbers", "vectors"]
 
 
-class Reading(nn.Module):
-    """States BTD, and True where there is a token, -> an answer for each token, or one for the whole text."""
+class ReadoutFacts:
+    """Facts about a readout, not options."""
+
+    outputs: ClassVar[Outputs]
+    tokenwise: ClassVar[bool] = False  # one output per token, not one per text
+    directions: ClassVar[int] = 1  # 2: it predicts the next token and the previous one
+
+
+class Readout(nn.Module):
+    """Hidden states BTD and their padding mask (True where there is a token) -> outputs per token or per text."""
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
         raise NotImplementedError
@@ -31,13 +41,13 @@ class Reading(nn.Module):
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """The summed loss of what was asked; a target of -100 asks for nothing and costs nothing."""
+        """The summed loss; targets of -100 are ignored."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Transform:
-    """A linear map, a nonlinearity and a norm before the words (Devlin 2018)."""
+    """The prediction head transform of BERT: linear, activation, norm, before the logits (Devlin 2018)."""
 
     activation: Activation = "gelu"
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
@@ -59,140 +69,151 @@ class TransformLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """A linear map to the vocabulary, the embedding's own table when tied (Press and Wolf 2017).
+class Vocabulary(ReadoutFacts):
+    """The LM head: logits over the vocabulary, with the embedding's weights when tied (Press and Wolf 2017).
 
-    `scaled`: states are divided by the square root of their width first, as T5 has it where it is tied.
+    `scaled`: states are divided by the square root of their width first, as in T5 with tied weights.
     """
 
     tied: bool = True
     biased: bool = False
     transform: Transform | None = None
     scaled: bool = False
-    sides: ClassVar[int] = 1  # from how many sides a token is said
-    says: ClassVar[Says] = "words"
-    tokenwise: ClassVar[bool] = True  # whether it answers for each token, not for the text as a whole
+    outputs: ClassVar[Outputs] = "tokens"
+    tokenwise: ClassVar[bool] = True
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> VocabularyReadout:
-        """The module that reads states of this width."""
+        """The module for states of this width."""
         return VocabularyReadout(self, width, vocabulary, table)
 
 
-class VocabularyReadout(Reading):
+class VocabularyReadout(Readout):
     def __init__(self, description: Vocabulary, width: int, vocabulary: int, table: nn.Embedding) -> None:
         super().__init__()
         if description.tied and table.num_embeddings != vocabulary:
-            raise InputError("words that are spelled have no vectors of their own to tie to. Use tied = false.")
+            raise InputError("a character CNN has no table of token vectors to tie the readout to. Use tied = false.")
         inner = table.embedding_dim if description.tied else width
         self.transform = description.transform.build(width) if description.transform else nn.Identity()
-        # A tied table narrower than the stream (its position stands beside it) is reached through a projection.
+        # A tied table is narrower than the stream where positions are concatenated to it.
         self.project = linear(width, inner, biased=False) if inner != width else nn.Identity()
         self.scale = width**-0.5 if description.scaled else 1.0
-        self.words = linear(inner, vocabulary, biased=description.biased)
+        self.lm_head = linear(inner, vocabulary, biased=description.biased)
         if description.tied:
-            self.words.weight = table.weight
+            self.lm_head.weight = table.weight
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
         """...D -> ...N: the logits."""
-        logits: Tensor = self.words(self.ready(states))
+        logits: Tensor = self.lm_head(self.prepare(states))
         return logits
 
-    def ready(self, states: Tensor) -> Tensor:
-        """...D -> what is compared with the words' vectors."""
-        ready: Tensor = self.project(self.transform(states))
-        return ready if self.scale == 1.0 else ready * self.scale
+    def prepare(self, states: Tensor) -> Tensor:
+        """...D -> the inputs of the LM head."""
+        x: Tensor = self.project(self.transform(states))
+        return x if self.scale == 1.0 else x * self.scale
 
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """...D, ... -> the summed cross entropy; a negative target asks for nothing and costs nothing."""
+        """...D, ... -> the summed cross entropy; negative targets are ignored."""
         real = targets >= 0
-        given: list[Tensor | None] = [self.ready(states[real]), self.words.weight, self.words.bias]
-        if not torch.is_grad_enabled():  # which inside the function cannot be told
-            given = [None if tensor is None else tensor.detach() for tensor in given]
-        loss: Tensor = SummedCrossEntropy.apply(*given, targets[real], smoothing)  # type: ignore[no-untyped-call]
+        inputs: list[Tensor | None] = [self.prepare(states[real]), self.lm_head.weight, self.lm_head.bias]
+        if not torch.is_grad_enabled():  # an autograd function cannot see this from inside
+            inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
+        loss: Tensor = ChunkedCrossEntropy.apply(*inputs, targets[real], smoothing)  # type: ignore[no-untyped-call]
         return loss
 
 
 @dataclass(frozen=True)
-class BothWays:
-    """Two halves of the width, each with its own words: the first says the next one, the second the one before."""
+class BidirectionalVocabulary(ReadoutFacts):
+    """The head of a bidirectional language model (Peters 2018, section 3.1).
+
+    The first half of the width predicts the next token, the second the previous one, both with the same weights.
+    """
 
     of: Vocabulary = field(default_factory=lambda: Vocabulary(tied=False, biased=True))
-    sides: ClassVar[int] = 2
-    says: ClassVar[Says] = "words"
-    tokenwise: ClassVar[bool] = True  # whether it answers for each token, not for the text as a whole
+    outputs: ClassVar[Outputs] = "tokens"
+    tokenwise: ClassVar[bool] = True
+    directions: ClassVar[int] = 2
 
     @property
     def tied(self) -> bool:
-        """Whether the words' vectors are the embedding's."""
+        """Whether the LM head has the embedding's weights."""
         return self.of.tied
 
-    def build(self, width: int, vocabulary: int, table: nn.Embedding) -> BothWaysReadout:
-        """The module that reads states of this width."""
-        return BothWaysReadout(self.of.build(width // 2, vocabulary, table))
+    def build(self, width: int, vocabulary: int, table: nn.Embedding) -> BidirectionalVocabularyReadout:
+        """The module for states of this width."""
+        return BidirectionalVocabularyReadout(self.of.build(width // 2, vocabulary, table))
 
 
-class BothWaysReadout(Reading):
-    def __init__(self, words: VocabularyReadout) -> None:
+class BidirectionalVocabularyReadout(Readout):
+    def __init__(self, vocabulary: VocabularyReadout) -> None:
         super().__init__()
-        self.words = words
+        self.vocabulary = vocabulary
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
-        """BTD -> BT2N: the logits of the next token and of the one before."""
-        logits: Tensor = self.words(states.unflatten(-1, (2, -1)))
+        """BTD -> BT2N: the logits of the next token and of the previous one."""
+        logits: Tensor = self.vocabulary(states.unflatten(-1, (2, -1)))
         return logits
 
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """BTD, BT2 -> the summed cross entropy of both."""
-        return self.words.loss(states.unflatten(-1, (2, -1)), targets, smoothing)
+        """BTD, BT2 -> the summed cross entropy of both directions."""
+        return self.vocabulary.loss(states.unflatten(-1, (2, -1)), targets, smoothing)
 
 
-class SummedCrossEntropy(torch.autograd.Function):
-    """The cross entropy of a linear map with label smoothing, some rows at a time, its gradients on the way there."""
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Memory-efficient cross entropy of a linear map, with label smoothing, chunk by chunk of rows.
+
+    The gradients are computed during the forward pass, while a chunk's logits exist.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, smoothing: float
     ) -> Tensor:
         """PD, ND, N, P -> the sum over P."""
-        learning = any(ctx.needs_input_grad)
-        moves = [torch.empty_like(states), torch.zeros_like(weight), torch.zeros_like(weight[:, 0])] if learning else []
-        loss = torch.zeros((), device=states.device)
-        size = max(_LEAST_ROWS, _NUMBERS.get(states.device.type, _MANY_NUMBERS) // len(weight))
-        for rows, asked, place in zip(states.split(size), targets.split(size), range(0, len(states), size)):
-            logits = F.linear(rows, weight, bias).float()
-            wanted, spread = logits.gather(1, asked[:, None]), logits.sum()
-            most = logits.amax(1, keepdim=True)
-            odds = logits.sub_(most).exp_()
-            whole = odds.sum(1, keepdim=True)
-            loss += (most + whole.log() - (1 - smoothing) * wanted).sum() - smoothing * spread / len(weight)
-            if learning:
-                error = odds.div_(whole).sub_(smoothing / len(weight))
-                error = error.scatter_add_(1, asked[:, None], (smoothing - 1) * torch.ones_like(wanted)).to(rows.dtype)
-                moves[0][place : place + size] = error @ weight.to(rows.dtype)
-                moves[1].addmm_(error.T.to(weight.dtype), rows.to(weight.dtype))
-                moves[2] += error.sum(0)
-        ctx.save_for_backward(*moves)
+        training, vocabulary = any(ctx.needs_input_grad), len(weight)
+        gradients: list[Tensor] = []
+        if training:
+            gradients = [torch.empty_like(states), torch.zeros_like(weight), torch.zeros_like(weight[:, 0])]
+        exact = torch.promote_types(states.dtype, torch.float32)
+        loss = torch.zeros((), dtype=exact, device=states.device)
+        size = max(_LEAST_ROWS, _CHUNK_LOGITS.get(states.device.type, _MOST_CHUNK_LOGITS) // vocabulary)
+        for first, rows, target in zip(range(0, len(states), size), states.split(size), targets.split(size)):
+            logits = F.linear(rows, weight, bias).to(exact)
+            target_logits, logit_sum = logits.gather(1, target[:, None]), logits.sum()
+            maximum = logits.amax(1, keepdim=True)
+            exponentials = logits.sub_(maximum).exp_()
+            normaliser = exponentials.sum(1, keepdim=True)
+            row_losses = maximum + normaliser.log() - (1 - smoothing) * target_logits
+            loss += row_losses.sum() - smoothing * logit_sum / vocabulary
+            if training:
+                # The gradient of the logits: softmax minus the smoothed targets.
+                error = exponentials.div_(normaliser).sub_(smoothing / vocabulary)
+                ones = torch.ones_like(target_logits)
+                error = error.scatter_add_(1, target[:, None], (smoothing - 1) * ones).to(rows.dtype)
+                gradients[0][first : first + size] = error @ weight.to(rows.dtype)
+                gradients[1].addmm_(error.T.to(weight.dtype), rows.to(weight.dtype))
+                gradients[2] += error.sum(0)
+        ctx.save_for_backward(*gradients)
         ctx.biased = bias is not None
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients found on the way there, scaled."""
-        states, weight, bias = (move * gradients[0] for move in ctx.saved_tensors)
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the forward pass, scaled by the loss's own gradient."""
+        states, weight, bias = (gradient * outer[0] for gradient in ctx.saved_tensors)
         return states, weight, bias if ctx.biased else None, None, None
 
 
 NEXT_SENTENCE = ("next", "elsewhere")
-"""What BERT says of two texts: the second follows the first, or it comes from somewhere else."""
+"""The labels of BERT's next sentence prediction: the second text follows the first, or comes from elsewhere."""
 
 
 @dataclass(frozen=True)
 class First:
-    """The first token's state: [CLS]."""
+    """Pooling: the first token's state, [CLS]."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
         """BTD -> BD."""
@@ -201,7 +222,7 @@ class First:
 
 @dataclass(frozen=True)
 class Last:
-    """The last token's state, of a model that reads from left to right."""
+    """Pooling: the last token's state, for causal models."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
         """BTD -> BD."""
@@ -213,7 +234,7 @@ class Last:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of all tokens' states."""
+    """Pooling: the mean of all tokens' states."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
         """BTD -> BD."""
@@ -224,20 +245,20 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Most:
-    """The largest value of each dimension."""
+class Max:
+    """Pooling: the maximum over all tokens, per dimension."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
         """BTD -> BD."""
-        hidden = states if padding is None else states.masked_fill(~padding[..., None], -torch.inf)
-        return hidden.amax(dim=1)
+        masked = states if padding is None else states.masked_fill(~padding[..., None], -torch.inf)
+        return masked.amax(dim=1)
 
 
-Pool = First | Last | Mean | Most
+Pool = First | Last | Mean | Max
 
 
-class Pooled(Reading):
-    """One state for the whole text, perhaps through a linear map and a nonlinearity (BERT's pooler)."""
+class PooledReadout(Readout):
+    """A readout of one pooled state per text, optionally through a dense layer (BERT's pooler)."""
 
     def __init__(self, pool: Pool, inner: Activation | None, dropout: float, width: int) -> None:
         super().__init__()
@@ -255,35 +276,36 @@ class Pooled(Reading):
 
 
 @dataclass(frozen=True)
-class Label:
-    """One of several names for the whole text; `weight`: how many tokens one counts as, where words are learnt too."""
+class Label(ReadoutFacts):
+    """A classification head: one of several labels per text.
 
-    names: tuple[str, ...]
+    `weight`: how many tokens a label counts as in the loss, where it is auxiliary to a language model.
+    """
+
+    labels: tuple[str, ...]
     pool: Pool = field(default_factory=First)
     inner: Activation | None = "tanh"
     dropout: float = 0.1
     biased: bool = True
     weight: float = 1.0
     tied: ClassVar[bool] = False
-    says: ClassVar[Says] = "names"
-    tokenwise: ClassVar[bool] = False
-    sides: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "labels"
 
     def __post_init__(self) -> None:
-        _require_names(self.names)
+        _require_labels(self.labels)
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> LabelReadout:
-        """The module that reads states of this width."""
+        """The module for states of this width."""
         return LabelReadout(self, width)
 
 
-class LabelReadout(Pooled):
+class LabelReadout(PooledReadout):
     def __init__(self, description: Label, width: int) -> None:
         super().__init__(description.pool, description.inner, description.dropout, width)
-        self.out = linear(width, len(description.names), biased=description.biased)
+        self.out = linear(width, len(description.labels), biased=description.biased)
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
-        """BTD -> BN: the logits of the names."""
+        """BTD -> BN: the logits of the labels."""
         logits: Tensor = self.out(self.pooled(states, padding))
         return logits
 
@@ -296,24 +318,22 @@ class LabelReadout(Pooled):
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number for the whole text, learnt by its squared error."""
+class Number(ReadoutFacts):
+    """A regression head: one number per text, trained with the squared error."""
 
     pool: Pool = field(default_factory=First)
     inner: Activation | None = "tanh"
     dropout: float = 0.1
     biased: bool = True
     tied: ClassVar[bool] = False
-    says: ClassVar[Says] = "numbers"
-    tokenwise: ClassVar[bool] = False
-    sides: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "numbers"
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> NumberReadout:
-        """The module that reads states of this width."""
+        """The module for states of this width."""
         return NumberReadout(self, width)
 
 
-class NumberReadout(Pooled):
+class NumberReadout(PooledReadout):
     def __init__(self, description: Number, width: int) -> None:
         super().__init__(description.pool, description.inner, description.dropout, width)
         self.out = linear(width, 1, biased=description.biased)
@@ -332,50 +352,49 @@ class NumberReadout(Pooled):
 
 
 @dataclass(frozen=True)
-class Tags:
-    """One of several names for every token."""
+class Tags(ReadoutFacts):
+    """A tagging head (token classification): one of several labels per token."""
 
-    names: tuple[str, ...]
+    labels: tuple[str, ...]
     dropout: float = 0.1
     biased: bool = True
     tied: ClassVar[bool] = False
-    says: ClassVar[Says] = "names"
+    outputs: ClassVar[Outputs] = "labels"
     tokenwise: ClassVar[bool] = True
-    sides: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _require_names(self.names)
+        _require_labels(self.labels)
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> TagsReadout:
-        """The module that reads states of this width."""
+        """The module for states of this width."""
         return TagsReadout(self, width)
 
 
-class TagsReadout(Reading):
+class TagsReadout(Readout):
     def __init__(self, description: Tags, width: int) -> None:
         super().__init__()
         self.dropout = nn.Dropout(description.dropout)
-        self.out = linear(width, len(description.names), biased=description.biased)
+        self.out = linear(width, len(description.labels), biased=description.biased)
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
-        """BTD -> BTN: the logits of the names."""
+        """BTD -> BTN: the logits of the labels."""
         logits: Tensor = self.out(self.dropout(states))
         return logits
 
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """BTD, BT -> the summed cross entropy of the tokens that were asked for."""
+        """BTD, BT -> the summed cross entropy; negative targets are ignored."""
         real = targets >= 0
         logits = self(states[real]).float()
         return F.cross_entropy(logits, targets[real], reduction="sum", label_smoothing=smoothing)
 
 
 @dataclass(frozen=True)
-class Vector:
-    """A vector for the whole text; learns to be nearer to its partner's than to those of all other texts of a batch.
+class Vector(ReadoutFacts):
+    """A text embedding, trained with a contrastive loss over in-batch negatives (Henderson 2017).
 
-    (Henderson 2017: the other partners are what it is told apart from; `temperature` divides the similarities.)
+    The embeddings of a pair shall be more similar than those of different pairs. `temperature` divides similarities.
     """
 
     pool: Pool = field(default_factory=Mean)
@@ -384,20 +403,18 @@ class Vector:
     temperature: float = 0.05
     weight: ClassVar[float] = 1.0
     tied: ClassVar[bool] = False
-    says: ClassVar[Says] = "vectors"
-    tokenwise: ClassVar[bool] = False
-    sides: ClassVar[int] = 1
+    outputs: ClassVar[Outputs] = "vectors"
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise InputError(f"temperature must be above 0, got {self.temperature}.")
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> VectorReadout:
-        """The module that reads states of this width."""
+        """The module for states of this width."""
         return VectorReadout(self, width)
 
 
-class VectorReadout(Pooled):
+class VectorReadout(PooledReadout):
     def __init__(self, description: Vector, width: int) -> None:
         super().__init__(description.pool, description.inner, 0.0, width)
         self.normalised, self.temperature = description.normalised, description.temperature
@@ -410,44 +427,44 @@ class VectorReadout(Pooled):
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip
-        """BTD, B -> the summed cross entropy of finding the row a text belongs to, among all rows that ask nothing."""
+        """BTD, B -> the summed contrastive loss: a row's target is its partner's row; partners have target -100."""
         vectors = F.normalize(self(states, padding).float(), dim=-1)
-        asking = targets >= 0
-        others = (~asking).nonzero().flatten()
-        near = vectors[asking] @ vectors[others].T / self.temperature
-        return F.cross_entropy(near, torch.searchsorted(others, targets[asking]), reduction="sum")
+        anchors = targets >= 0
+        partners = (~anchors).nonzero().flatten()
+        similarities = vectors[anchors] @ vectors[partners].T / self.temperature
+        return F.cross_entropy(similarities, torch.searchsorted(partners, targets[anchors]), reduction="sum")
 
 
-def _require_names(names: tuple[str, ...]) -> None:
-    if not names:
-        raise InputError("names is empty. Name at least one.")
-    if len(set(names)) < len(names):
-        raise InputError("two of the names are the same. Name each once.")
+def _require_labels(labels: tuple[str, ...]) -> None:
+    if not labels:
+        raise InputError("labels is empty. Name at least one.")
+    if len(set(labels)) < len(labels):
+        raise InputError("two labels are the same. Name each once.")
 
 
 @dataclass(frozen=True)
-class Mix:
-    """The layers' states, weighed by a learnt softmax and scaled (Peters 2018, equation 1); at first, their mean.
+class LayerMix:
+    """ELMo's mix of layers: a softmax-weighted, scaled sum of all layers' states (Peters 2018, equation 1).
 
-    `normed`: each state is normalised first, token by token, so that a text's neighbours change nothing.
+    Initially it is their mean. `normed`: layer normalisation of each state first, per token.
     """
 
     normed: bool = False
 
-    def build(self, layers: int) -> MixLayer:
-        """The module for so many states: the embedding's and one a layer."""
-        return MixLayer(self, layers)
+    def build(self, layers: int) -> LayerMixLayer:
+        """The module for so many states: the embedding's and one per layer."""
+        return LayerMixLayer(self, layers)
 
 
-class MixLayer(nn.Module):
-    def __init__(self, description: Mix, layers: int) -> None:
+class LayerMixLayer(nn.Module):
+    def __init__(self, description: LayerMix, layers: int) -> None:
         super().__init__()
         self.normed = description.normed
         self.weights = nn.Parameter(torch.zeros(layers))
         self.scale = nn.Parameter(torch.ones(1))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """BTD of each layer, the embedding's first -> BTD."""
+        """BTD per layer, the embedding first, -> BTD."""
         assert len(states) == len(self.weights)
         if self.normed:
             states = [F.layer_norm(state, state.shape[-1:], eps=1e-12) for state in states]

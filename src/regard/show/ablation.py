@@ -1,4 +1,4 @@
-"""What a model says when heads are switched off: how much less likely its words become, and which it would change."""
+"""Ablation: switch attention heads off, and measure how the loss and the predictions change."""
 
 from __future__ import annotations
 
@@ -10,111 +10,111 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.classify import names_of
-from regard.decode.generate import Progress, speak, translation
+from regard.decode.classify import label_names
+from regard.decode.generate import Progress, generate_texts, translation_request
 from regard.decode.options import Options
 from regard.errors import InputError
-from regard.layers.contract import Ablation, Context
+from regard.layers.contract import Ablation, Context, facts_of
 from regard.models.model import Network
-from regard.show.generation import NOTHING, likeliest, words_asked
+from regard.show.generation import IGNORED, label_ids, token_probabilities
 
 Tokenizers = tuple[Tokenizer, Tokenizer]
 Head = tuple[str, int]
-"""The name of a layer, and the number of a head."""
+"""The name of a layer, and the index of a head."""
 
-Changed = list[list[Any]]
-"""Row, what was likeliest, what is now; the row of what is said of a text as a whole is -1."""
+Changes = list[list[Any]]
+"""Row, prediction before, prediction after; the row of a prediction about the whole text is -1."""
 
-Judge = Callable[[Tensor], tuple[float, Changed]]
-"""The states 1TD of a changed model -> what is lost, and what is said otherwise."""
+Measure = Callable[[Tensor], tuple[float, Changes]]
+"""The hidden states 1TD of the ablated model -> its loss, and the predictions that change."""
 
 
-def heads_of(network: Network) -> dict[str, int]:
-    """How many heads each layer has that attends, by its name."""
+def attention_heads(network: Network) -> dict[str, int]:
+    """The number of heads of each attention layer, by its name."""
     found: dict[str, int] = {}
-    for name, stack in (("encoder", network.description.encoder), ("decoder", network.description.decoder)):
-        for number, layer in enumerate(stack.layers if stack is not None else ()):
-            attending = (part for part in layer if hasattr(part, "see"))
-            found |= {f"{name}.{number}.{part.name}": getattr(part, "heads", 1) for part in attending}
+    for name, stack in network.description.stacks.items():
+        for number, layer in enumerate(stack.layers):
+            heads = {part.name: facts_of(part).heads for part in layer}
+            found |= {f"{name}.{number}.{part}": count for part, count in heads.items() if count}
     return found
 
 
 @torch.inference_mode()
-def ablations(
+def ablate_each_head(
     network: Network,
     tokenizers: Tokenizers,
     inputs: Mapping[str, Any],
-    said: Sequence[int],
+    target_ids: Sequence[int],
     layers: Mapping[str, int],
     *,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """What is lost when each single head of these layers is switched off, and what is then said instead.
+    """The loss with each single head of these layers switched off, and the predictions that change.
 
-    Of words, in nats a token: of what is `said` where there is a source, else of the tokens read (of a single one: of
-    what the unchanged model would go on with). Of a label, in nats: of the one that the unchanged model prefers. Of a
-    number, by how much it moves; of a vector, one minus the cosine.
+    Tokens: the mean negative log-likelihood, in nats per token, of the target or else of the text (of a text of one
+    token: of the unablated model's prediction). Labels: that of the unablated model's label. Numbers: the difference.
+    Vectors: the cosine distance.
     """
-    states = _reading(network, inputs)
-    whole = states(())
-    measure, judge = _judging(network, tokenizers, inputs, said, whole)
+    states = _hidden_states(network, inputs)
+    baseline = states(())
+    unit, measure = _measure(network, tokenizers, inputs, target_ids, baseline)
     heads = []
     for head in ((layer, number) for layer, count in layers.items() for number in range(count)):
-        loss, changed = judge(states([head]))
+        loss, changed = measure(states([head]))
         heads.append({"layer": head[0], "head": head[1], "loss": loss, "changed": changed})
         if progress is not None:
             progress(1)
-    return {"loss": judge(whole)[0], "measure": measure, "heads": heads}
+    return {"loss": measure(baseline)[0], "unit": unit, "heads": heads}
 
 
 @torch.inference_mode()
-def without(
+def ablate(
     network: Network,
     tokenizers: Tokenizers,
     inputs: Mapping[str, Any],
-    said: Sequence[int],
+    target_ids: Sequence[int],
     heads: Sequence[Head],
     *,
     options: Options = Options(),  # noqa: B008 (frozen)
 ) -> dict[str, Any]:
-    """What is lost when all of these heads are switched off at once; where there is a source, what is said of it then.
+    """The loss with all of these heads switched off at once; of an encoder-decoder also its new translation.
 
-    `options`: how to search for that.
+    `options`: how to search for the translation.
     """
     require_heads(network, heads)
-    states = _reading(network, inputs)
-    _, judge = _judging(network, tokenizers, inputs, said, states(()))
-    loss, changed = judge(states(heads))
-    text = None
+    states = _hidden_states(network, inputs)
+    _, measure = _measure(network, tokenizers, inputs, target_ids, states(()))
+    loss, changed = measure(states(heads))
+    output = None
     if "source_ids" in inputs:
-        request = translation(network, tokenizers[1], tuple(inputs["source_ids"][0].tolist()), options)
-        text = speak(network, tokenizers[1], [request], options, ablation=_switched_off(heads))[0][0].text
-    return {"loss": loss, "changed": changed, "said": text}
+        request = translation_request(network, tokenizers[1], tuple(inputs["source_ids"][0].tolist()), options)
+        output = generate_texts(network, tokenizers[1], [request], options, ablation=_ablation(heads))[0][0].text
+    return {"loss": loss, "changed": changed, "output": output}
 
 
 def require_heads(network: Network, heads: Iterable[Head]) -> None:
-    """Refuse heads that a network does not have."""
-    known = heads_of(network)
+    """Refuse heads that the network does not have."""
+    known = attention_heads(network)
     for layer, head in heads:
         if not 0 <= head < known.get(layer, 0):
             raise InputError(f'this model has no head {head} in "{layer}". Name one that it has.')
 
 
-def _switched_off(heads: Iterable[Head]) -> Ablation:
+def _ablation(heads: Iterable[Head]) -> Ablation:
     off: dict[str, tuple[int, ...]] = {}
     for layer, head in heads:
         off[layer] = (*off.get(layer, ()), head)
     return Ablation(off)
 
 
-def _reading(network: Network, inputs: Mapping[str, Any]) -> Callable[[Sequence[Head]], Tensor]:
-    """How the states 1TD are read with some heads off; the source is read again only if one of them reads it."""
+def _hidden_states(network: Network, inputs: Mapping[str, Any]) -> Callable[[Sequence[Head]], Tensor]:
+    """Heads -> the hidden states 1TD without them; the source is encoded again only if an encoder head is off."""
     source = None
     if inputs.keys() == {"ids", "source_ids"} and network.mix is None:
         source = network.encode_source(inputs["source_ids"])
 
     def states(heads: Sequence[Head]) -> Tensor:
-        ablation = _switched_off(heads)
+        ablation = _ablation(heads)
         if source is None or any(layer.startswith("encoder.") for layer, _ in heads):
             return network.hidden_states(**inputs, ablation=ablation)
         return network.decode(inputs["ids"], Context(source=source, ablation=ablation))[0]
@@ -122,85 +122,85 @@ def _reading(network: Network, inputs: Mapping[str, Any]) -> Callable[[Sequence[
     return states
 
 
-def _judging(
-    network: Network, tokenizers: Tokenizers, inputs: Mapping[str, Any], said: Sequence[int], whole: Tensor
-) -> tuple[str, Judge]:
-    """What the loss counts, and how a changed model is judged against the unchanged one's states."""
-    readout, names = network.description.readout, names_of(network)
-    if readout.says == "numbers":
-        return "change of the number", _by_number(network, whole)
-    if readout.says == "names" and not readout.tokenwise:
-        label, judge = _by_label(network, whole)
-        return f"nats, label {label}", judge
-    asked = _tags(network, whole) if names else words_asked(network, inputs, said)
-    if asked is None:
-        return "one minus the cosine", _by_vector(network, whole)
+def _measure(
+    network: Network, tokenizers: Tokenizers, inputs: Mapping[str, Any], target_ids: Sequence[int], baseline: Tensor
+) -> tuple[str, Measure]:
+    """The unit of the loss, and the function that compares an ablated model with the baseline's hidden states."""
+    readout, names = network.description.readout, label_names(network)
+    if readout.outputs == "numbers":
+        return "change of the number", _number_change(network, baseline)
+    if readout.outputs == "labels" and not readout.tokenwise:
+        label, measure = _label_loss(network, baseline)
+        return f"nats, label {label}", measure
+    labels = _tags(network, baseline) if names else label_ids(network, inputs, target_ids)
+    if labels is None:
+        return "cosine distance", _vector_distance(network, baseline)
     translates = network.encoder is not None and network.decoder is not None
 
     def texts(numbers: list[int]) -> list[str]:
         return [names[n] for n in numbers] if names else tokenizers[1 if translates else 0].token_texts(numbers)
 
-    return "nats a token", _by_tokens(network, whole, asked, texts)
+    return "nats per token", _token_loss(network, baseline, labels, texts)
 
 
-def _by_tokens(network: Network, whole: Tensor, asked: Tensor, texts: Callable[[list[int]], list[str]]) -> Judge:
-    """Of what each row says: the mean, in nats, of what is asked for."""
-    real = asked != NOTHING
-    was = likeliest(network, whole[0], asked, 1)[2][:, 0]
-    if not bool(real.any()):  # nothing follows a text of one token: what the unchanged model would say
-        asked, real = was, torch.ones_like(real)
+def _token_loss(network: Network, baseline: Tensor, labels: Tensor, texts: Callable[[list[int]], list[str]]) -> Measure:
+    """The mean negative log-likelihood of the labels, in nats per token."""
+    labelled = labels != IGNORED
+    before = token_probabilities(network, baseline[0], labels, 1)[2][:, 0]
+    if not bool(labelled.any()):  # a text of one token has no next token: take the baseline's prediction
+        labels, labelled = before, torch.ones_like(labelled)
 
-    def judge(states: Tensor) -> tuple[float, Changed]:
-        logs, _, best = likeliest(network, states[0], asked, 1)
-        rows = (best[:, 0] != was).nonzero().flatten()
-        pairs = zip(rows.tolist(), texts(was[rows].tolist()), texts(best[rows, 0].tolist()))
-        return float(-logs[real].mean()), [list(pair) for pair in pairs]
+    def measure(states: Tensor) -> tuple[float, Changes]:
+        logs, _, best = token_probabilities(network, states[0], labels, 1)
+        rows = (best[:, 0] != before).nonzero().flatten()
+        pairs = zip(rows.tolist(), texts(before[rows].tolist()), texts(best[rows, 0].tolist()))
+        return float(-logs[labelled].mean()), [list(pair) for pair in pairs]
 
-    return judge
-
-
-def _tags(network: Network, whole: Tensor) -> Tensor:
-    """-> T: the names that the unchanged model prefers."""
-    answers: Tensor = network.readout(whole)
-    return answers[0].argmax(-1)
+    return measure
 
 
-def _by_label(network: Network, whole: Tensor) -> tuple[str, Judge]:
-    """Of the label that the unchanged model prefers, in nats."""
-    names = names_of(network)
+def _tags(network: Network, baseline: Tensor) -> Tensor:
+    """-> T: the tags that the unablated model predicts."""
+    logits: Tensor = network.readout(baseline)
+    return logits[0].argmax(-1)
+
+
+def _label_loss(network: Network, baseline: Tensor) -> tuple[str, Measure]:
+    """The negative log-likelihood of the label that the unablated model predicts, in nats."""
+    names = label_names(network)
 
     def values(states: Tensor) -> Tensor:
-        answer: Tensor = network.readout(states)[0]
-        return answer.float().log_softmax(-1)
+        logits: Tensor = network.readout(states)[0]
+        return logits.float().log_softmax(-1)
 
-    was = int(values(whole).argmax())
+    before = int(values(baseline).argmax())
 
-    def judge(states: Tensor) -> tuple[float, Changed]:
+    def measure(states: Tensor) -> tuple[float, Changes]:
         found = values(states)
-        now = int(found.argmax())
-        return float(-found[was]), [[-1, names[was], names[now]]] if now != was else []
+        after = int(found.argmax())
+        return float(-found[before]), [[-1, names[before], names[after]]] if after != before else []
 
-    return names[was], judge
-
-
-def _by_number(network: Network, whole: Tensor) -> Judge:
-    """By how much the number moves."""
-    was = float(network.readout(whole))
-
-    def judge(states: Tensor) -> tuple[float, Changed]:
-        now = float(network.readout(states))
-        texts = f"{was:.3g}", f"{now:.3g}"
-        return now - was, [[-1, *texts]] if texts[0] != texts[1] else []
-
-    return judge
+    return names[before], measure
 
 
-def _by_vector(network: Network, whole: Tensor) -> Judge:
-    """By how far the text's vector turns, or in the mean those of its tokens, where no words can be asked for."""
+def _number_change(network: Network, baseline: Tensor) -> Measure:
+    """The change of the predicted number."""
+    before = float(network.readout(baseline))
+
+    def measure(states: Tensor) -> tuple[float, Changes]:
+        after = float(network.readout(states))
+        texts = f"{before:.3g}", f"{after:.3g}"
+        return after - before, [[-1, *texts]] if texts[0] != texts[1] else []
+
+    return measure
+
+
+def _vector_distance(network: Network, baseline: Tensor) -> Measure:
+    """The cosine distance of the text's vector, or the mean over hidden states where no token is predicted."""
 
     def vectors(states: Tensor) -> Tensor:
-        found: Tensor = network.readout(states) if network.description.readout.says == "vectors" else states
+        found: Tensor = network.readout(states) if network.description.readout.outputs == "vectors" else states
         return found
 
-    was = vectors(whole)
-    return lambda states: (float(1 - F.cosine_similarity(vectors(states), was, dim=-1).mean()), [])
+    before = vectors(baseline)
+    return lambda states: (float(1 - F.cosine_similarity(vectors(states), before, dim=-1).mean()), [])

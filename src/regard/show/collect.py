@@ -1,4 +1,4 @@
-"""One reading of a text, looked at in blocks of queries, so that a long one needs no more memory than a short one."""
+"""Collect attention weights in one forward pass, in blocks of queries: memory does not grow with the text."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor
 
 from regard.decode.generate import Progress
 from regard.errors import InputError
-from regard.layers.record import Attended, Inside, Record, Rows
+from regard.layers.record import AttentionWeights, Record, Rows, ScoreInputs
 from regard.models.model import Network
-from regard.show.summary import Tiles, measured, weightiest
+from regard.show.summary import PooledTiles, head_statistics, top_keys
 
-_BLOCK = 1 << 24  # weights worked on at once
-_BUDGET = 25_000_000  # weights kept of a text, over all layers and heads
-_VECTORS = 10_000_000  # numbers kept of what weights are made of
-_MOST = 1 << 27  # weights of a layer that are given at once to who asks for them
+_BLOCK = 1 << 24  # weights per block
+_BUDGET = 25_000_000  # weights stored per text, over all layers and heads
+_VECTORS = 10_000_000  # numbers stored of queries, keys and biases
+_MAX_MATRIX = 1 << 27  # weights of a layer that are returned as one tensor
 _TILES = (512, 256, 128, 64, 32)
-_MOST_KEYS = 64
+_MAX_TOP_KEYS = 64
 
 
 @dataclass(frozen=True)
-class Shape:
-    """How large a layer's attention is, and how many numbers its queries, keys and bias are."""
+class AttentionShape:
+    """The size of a layer's attention, and how many numbers its queries, keys and bias are."""
 
     heads: int
     queries: int
     keys: int
-    inside: int
+    score_numbers: int
 
     @property
     def weights(self) -> int:
@@ -40,251 +40,254 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What to keep of a layer: its weights, or so many tiles each way and keys of each query."""
+class StoragePlan:
+    """What to store of a layer: all weights, or max-pooled tiles and the top keys of each query."""
 
-    whole: bool
+    full: bool
     tiles: int = 0
-    keys: int = 0
-    inside: bool = True
+    top_keys: int = 0
+    score_inputs: bool = True
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
-    """What is known of a layer's attention: the weights, or of a long text tiles and each query's weightiest keys."""
+class LayerAttention:
+    """The attention of one layer: its weights, or for a long text max-pooled tiles and each query's top keys."""
 
-    shape: Shape
+    shape: AttentionShape
     weights: Tensor | None  # HTS
-    tiles: Tensor | None  # Hnn, the greatest weight in each
-    top: tuple[Tensor, Tensor] | None  # HTk keys, weightiest first, -1 for none; HTk their weights
+    tiles: Tensor | None  # Hnn, the maximum of each tile
+    top: tuple[Tensor, Tensor] | None  # HTk keys, largest weight first, -1 for none; HTk their weights
     entropy: Tensor  # H, in bits, the mean over queries
-    distance: Tensor  # H, between a query and what it attends to, in tokens
-    peak: Tensor  # H, the greatest weight of a query, the mean over queries
-    inside: Inside | None = None  # of the one row, without an axis for it
-    norms: Tensor | None = None  # HS
+    distance: Tensor  # H, between query and key, in tokens, weighted by attention
+    confidence: Tensor  # H, the maximum weight of a query, the mean over queries (Voita 2019)
+    score_inputs: ScoreInputs | None = None  # of the only batch row, without the batch axis
+    value_norms: Tensor | None = None  # HS
     buckets: Tensor | None = None  # HTR
 
-    def thinned(self, plan: Plan) -> Layer:
-        """What is left of it where less can be kept."""
-        inside = self.inside if plan.inside else None
-        if plan.whole or self.weights is None:
-            return replace(self, inside=inside)
-        kept = Gathered(self.shape, plan)
+    def reduced(self, plan: StoragePlan) -> LayerAttention:
+        """The part that a smaller plan stores."""
+        score_inputs = self.score_inputs if plan.score_inputs else None
+        if plan.full or self.weights is None:
+            return replace(self, score_inputs=score_inputs)
+        pooled = LayerAccumulator(self.shape, plan)
         for head, weights in enumerate(self.weights):
-            kept.put(head, 0, weights)
-        thin = kept.layer(self.buckets)
-        return replace(self, weights=None, tiles=thin.tiles, top=thin.top, inside=inside)
+            pooled.add_block(head, 0, weights)
+        part = pooled.layer(self.buckets)
+        return replace(self, weights=None, tiles=part.tiles, top=part.top, score_inputs=score_inputs)
 
 
-def planned(shapes: Mapping[str, Shape], sharing: int = 1) -> dict[str, Plan]:
-    """What to keep of each layer so that all stays within bounds, shared by so many looks: alike of layers alike."""
+def plan_storage(shapes: Mapping[str, AttentionShape], sharing: int = 1) -> dict[str, StoragePlan]:
+    """What to store of each layer within the budget, which `sharing` traces divide; equal layers get equal plans."""
     budget, vectors = _BUDGET // sharing, _VECTORS // sharing
-    inside = sum(shape.inside for shape in shapes.values()) <= vectors
+    score_inputs = sum(shape.score_numbers for shape in shapes.values()) <= vectors
     fits = sum(shape.weights for shape in shapes.values()) <= budget
     small = {name for name, shape in shapes.items() if fits or shape.weights <= budget // 2 // len(shapes)}
     large = [shape for name, shape in shapes.items() if name not in small]
     left = budget - sum(shapes[name].weights for name in small)
     heads, rows = sum(shape.heads for shape in large), sum(shape.heads * shape.queries for shape in large)
     tiles = next((count for count in _TILES if heads * count**2 <= left // 4), _TILES[-1])
-    keys = min(_MOST_KEYS, max(1, left // 4 // max(1, rows)))  # a key takes three times the room of a weight
+    keys = min(_MAX_TOP_KEYS, max(1, left // 4 // max(1, rows)))  # a top key takes three times the space of a weight
     return {
-        name: Plan(True, inside=inside)
+        name: StoragePlan(True, score_inputs=score_inputs)
         if name in small
-        else Plan(False, min(tiles, shape.queries, shape.keys), min(keys, shape.keys), inside)
+        else StoragePlan(False, min(tiles, shape.queries, shape.keys), min(keys, shape.keys), score_inputs)
         for name, shape in shapes.items()
     }
 
 
 @dataclass
-class Tally(Record):
-    """Only asks how much there is to look at."""
+class SizeProbe(Record):
+    """A record that only measures the size of each layer's attention."""
 
-    shapes: dict[str, Shape] = field(default_factory=dict)
+    shapes: dict[str, AttentionShape] = field(default_factory=dict)
 
-    def watch(self, name: str, attended: Attended) -> None:
+    def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
         """Count the queries of a layer."""
-        before = self.shapes.get(name, Shape(0, 0, 0, 0)).queries
-        queries, inside = before + attended.queries, attended.inside()
-        compared = attended.heads * (queries + attended.keys) * inside.query.shape[-1]
-        compared += 0 if inside.bias is None else inside.bias[0].numel()
-        self.shapes[name] = Shape(attended.heads, queries, attended.keys, compared)
+        before = self.shapes.get(name, AttentionShape(0, 0, 0, 0)).queries
+        queries, inputs = before + weights.queries, weights.score_inputs()
+        numbers = weights.heads * (queries + weights.keys) * inputs.query.shape[-1]
+        numbers += 0 if inputs.bias is None else inputs.bias[0].numel()
+        self.shapes[name] = AttentionShape(weights.heads, queries, weights.keys, numbers)
 
 
 @dataclass
-class Held(Record):
-    """Keeps what can tell a layer's weights, and none of them."""
+class LazyRecord(Record):
+    """A record that stores the lazy weights of a layer without computing any."""
 
-    attended: list[Attended] = field(default_factory=list)
+    weights: list[AttentionWeights] = field(default_factory=list)
 
-    def watch(self, name: str, attended: Attended) -> None:
-        """Keep it."""
-        self.attended.append(attended)
+    def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
+        """Store the lazy weights."""
+        self.weights.append(weights)
 
 
 @dataclass
-class Sight(Record):
-    """Takes in what every layer attends to, block by block, as planned."""
+class BlockwiseRecord(Record):
+    """A record that computes and stores the weights of every layer block by block, as planned."""
 
-    shapes: Mapping[str, Shape] = field(default_factory=dict)
-    plans: Mapping[str, Plan] = field(default_factory=dict)
-    found: dict[str, Gathered] = field(default_factory=dict)
+    shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
+    plans: Mapping[str, StoragePlan] = field(default_factory=dict)
+    accumulators: dict[str, LayerAccumulator] = field(default_factory=dict)
     progress: Progress = lambda done: None
 
-    def watch(self, name: str, attended: Attended) -> None:
-        """Take a layer's next queries in."""
-        if name not in self.found:
-            self.found[name] = Gathered(self.shapes[name], self.plans[name])
-        self.found[name].take(attended, self.progress)
+    def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
+        """Add the next queries of a layer."""
+        if name not in self.accumulators:
+            self.accumulators[name] = LayerAccumulator(self.shapes[name], self.plans[name])
+        self.accumulators[name].add(weights, self.progress)
 
-    def layers(self) -> dict[str, Layer]:
-        """All that was seen."""
+    def layers(self) -> dict[str, LayerAttention]:
+        """The attention of every recorded layer."""
         buckets = {name: torch.cat(parts, dim=2)[0].cpu() for name, parts in self.buckets.items()}
-        return {name: found.layer(buckets.get(name)) for name, found in self.found.items()}
+        return {name: accumulator.layer(buckets.get(name)) for name, accumulator in self.accumulators.items()}
 
 
-class Gathered:
-    """What has been taken in of a layer so far."""
+class LayerAccumulator:
+    """Accumulates the attention of one layer over calls, heads and blocks of queries."""
 
-    def __init__(self, shape: Shape, plan: Plan) -> None:
+    def __init__(self, shape: AttentionShape, plan: StoragePlan) -> None:
         self.shape, self.plan, self.queries = shape, plan, 0
-        self.measures = torch.zeros(3, shape.heads)
-        self.weights = torch.empty(shape.heads, shape.queries, shape.keys) if plan.whole else None
-        self.tiles = [Tiles(shape.queries, shape.keys, plan.tiles) for _ in range(0 if plan.whole else shape.heads)]
-        self.keys = torch.empty(shape.heads, shape.queries, plan.keys, dtype=torch.int32)
-        self.tops = torch.empty(shape.heads, shape.queries, plan.keys)
-        self.inside: list[Inside] = []
-        self.norms: Tensor | None = None
+        self.statistics = torch.zeros(3, shape.heads)
+        self.weights = torch.empty(shape.heads, shape.queries, shape.keys) if plan.full else None
+        self.tiles = [
+            PooledTiles(shape.queries, shape.keys, plan.tiles) for _ in range(0 if plan.full else shape.heads)
+        ]  # fmt: skip
+        self.top_keys = torch.empty(shape.heads, shape.queries, plan.top_keys, dtype=torch.int32)
+        self.top_weights = torch.empty(shape.heads, shape.queries, plan.top_keys)
+        self.score_inputs: list[ScoreInputs] = []
+        self.value_norms: Tensor | None = None
 
-    def take(self, attended: Attended, progress: Progress) -> None:
-        """Take the next queries in, head by head and block by block."""
+    def add(self, weights: AttentionWeights, progress: Progress) -> None:
+        """Add the queries of the next call, head by head and block by block."""
         for head in range(self.shape.heads):
-            for first, block in blocks(attended.head(head), 0, attended.queries, attended.keys):
-                self.put(head, self.queries + first, block)
+            for first, block in blocks(weights.head(head), 0, weights.queries, weights.keys):
+                self.add_block(head, self.queries + first, block)
                 progress(len(block))
-        self.queries += attended.queries
-        if self.norms is None:
-            self.norms = attended.norms()[0].float().cpu()
-        if self.plan.inside:
-            self.inside.append(attended.inside())
+        self.queries += weights.queries
+        if self.value_norms is None:
+            self.value_norms = weights.value_norms()[0].float().cpu()
+        if self.plan.score_inputs:
+            self.score_inputs.append(weights.score_inputs())
 
-    def put(self, head: int, first: int, block: Tensor) -> None:
-        """Take tS of one head."""
-        self.measures[:, head] += measured(block, first).cpu()
+    def add_block(self, head: int, first: int, block: Tensor) -> None:
+        """Add the weights tS of one head, for the queries from `first` on."""
+        self.statistics[:, head] += head_statistics(block, first).cpu()
         queries = slice(first, first + len(block))
         if self.weights is not None:
             self.weights[head, queries] = block.cpu()
             return
-        self.tiles[head].put(first, block)
-        keys, weights = weightiest(block, self.plan.keys)
-        self.keys[head, queries], self.tops[head, queries] = keys.to("cpu", torch.int32), weights.cpu()
+        self.tiles[head].add(first, block)
+        keys, weights = top_keys(block, self.plan.top_keys)
+        self.top_keys[head, queries], self.top_weights[head, queries] = keys.to("cpu", torch.int32), weights.cpu()
 
-    def layer(self, buckets: Tensor | None) -> Layer:
-        """What was seen of the layer."""
-        tiles = None if self.plan.whole else torch.stack([head.weights for head in self.tiles])
-        top = None if self.plan.whole else (self.keys, self.tops)
-        entropy, distance, peak = self.measures / max(1, self.queries)
-        return Layer(
-            self.shape, self.weights, tiles, top, entropy, distance, peak, _joined(self.inside), self.norms, buckets
+    def layer(self, buckets: Tensor | None) -> LayerAttention:
+        """The attention accumulated so far."""
+        tiles = None if self.plan.full else torch.stack([head.weights for head in self.tiles])
+        top = None if self.plan.full else (self.top_keys, self.top_weights)
+        entropy, distance, confidence = self.statistics / max(1, self.queries)
+        return LayerAttention(
+            self.shape, self.weights, tiles, top, entropy, distance, confidence, _joined(self.score_inputs),
+            self.value_norms, buckets,
         )  # fmt: skip
 
 
-def _joined(parts: Sequence[Inside]) -> Inside | None:
-    """What the weights of the one row are made of, from calls one after the other: the keys are the same."""
+def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs | None:
+    """The score inputs of successive calls as one, for the only batch row: queries append, keys are the same."""
     if not parts:
         return None
     first, queries = parts[0], torch.cat([part.query for part in parts], dim=2)
-    bare = [None if part is None else part.float().cpu() for part in (first.vector, first.bias)]
-    bias = None if bare[1] is None else bare[1][0]
+    vector, bias = (None if part is None else part.float().cpu() for part in (first.vector, first.bias))
     return replace(
-        first, query=queries[0].float().cpu(), key=first.key[0].float().cpu(), vector=bare[0], bias=bias
+        first, query=queries[0].float().cpu(), key=first.key[0].float().cpu(), vector=vector,
+        bias=None if bias is None else bias[0],
     )  # fmt: skip
 
 
 def blocks(rows: Rows, first: int, last: int, keys: int) -> Iterator[tuple[int, Tensor]]:
-    """The first query of each block, and its weights tS; no block is larger than it may be."""
+    """The first query and the weights tS of each block of at most _BLOCK weights."""
     step = max(1, _BLOCK // max(1, keys))
     for start in range(first, last, step):
         yield start, rows(slice(start, min(start + step, last)))[0].float()
 
 
 @dataclass(eq=False)
-class Reading:
-    """A network and one text, as it is given to it; what is asked for later is read again."""
+class Collector:
+    """A network and its inputs for one text; what is not stored is computed again by another forward pass."""
 
     network: Network
     inputs: Mapping[str, Any]
     wanted: Callable[[str], bool] = lambda name: True
-    _layer: tuple[str, list[Attended]] = ("", [])  # the layer last asked for, call by call
-    _head: tuple[str, int, list[tuple[Rows, int]]] = ("", 0, [])  # and its head
+    _last_layer: tuple[str, list[AttentionWeights]] = ("", [])  # lazy weights of the layer last used, call by call
+    _last_head: tuple[str, int, list[tuple[Rows, int]]] = ("", 0, [])  # and of its head
 
     @cached_property
-    def shapes(self) -> dict[str, Shape]:
-        """How large the attention of each layer is."""
-        tally = Tally(self.wanted)
-        self.read(tally)
-        return tally.shapes
+    def shapes(self) -> dict[str, AttentionShape]:
+        """The size of each layer's attention."""
+        probe = SizeProbe(self.wanted)
+        self.forward(probe)
+        return probe.shapes
 
     @cached_property
-    def plans(self) -> dict[str, Plan]:
-        """What is kept of each layer."""
-        return planned(self.shapes)
+    def plans(self) -> dict[str, StoragePlan]:
+        """What is stored of each layer."""
+        return plan_storage(self.shapes)
 
     @cached_property
-    def layers(self) -> dict[str, Layer]:
-        """What is known of each layer."""
-        return self.gathered(lambda done: None)
+    def layers(self) -> dict[str, LayerAttention]:
+        """The attention of each layer, collected on first use."""
+        return self.collect(lambda done: None)
 
-    def gathered(self, progress: Progress) -> dict[str, Layer]:
-        """What is known of each layer; says of how many more heads' queries it is."""
+    def collect(self, progress: Progress) -> dict[str, LayerAttention]:
+        """The attention of each layer; reports progress in queries times heads."""
         if "layers" not in vars(self):
-            sight = Sight(self.wanted, shapes=self.shapes, plans=self.plans, progress=progress)
-            self.read(sight)
-            self.layers = sight.layers()
+            record = BlockwiseRecord(self.wanted, shapes=self.shapes, plans=self.plans, progress=progress)
+            self.forward(record)
+            self.layers = record.layers()
         return self.layers
 
     @property
-    def effort(self) -> int:
-        """How many heads' queries are still to be looked at."""
+    def work(self) -> int:
+        """How many queries times heads are still to be collected."""
         return 0 if "layers" in vars(self) else sum(shape.heads * shape.queries for shape in self.shapes.values())
 
     @torch.no_grad()
-    def read(self, record: Record) -> None:
-        """Read the text once."""
+    def forward(self, record: Record) -> None:
+        """Run one forward pass that writes into the record."""
         self.network.hidden_states(**self.inputs, record=record)
 
     @torch.no_grad()
     def rows(self, name: str, head: int, first: int, last: int) -> Tensor:
-        """-> tS: what some queries attend to in one head."""
+        """-> tS: the weights of some queries of one head."""
         found = [block.cpu() for _, block in self.blocks(name, head, first, last)]
         return torch.cat(found) if found else torch.zeros(0, self.shapes[name].keys)
 
     def matrix(self, name: str) -> Tensor:
         """-> HTS: all weights of a layer."""
         shape = self.shapes[name]
-        if shape.weights > _MOST:
+        if shape.weights > _MAX_MATRIX:
             raise InputError(
-                f"{shape.heads} heads of {shape.queries:,} by {shape.keys:,} weights are too many to hold ({name}). "
-                "Ask for some of them: seen.rows(name, head, first, last)."
+                f"{shape.heads} heads of {shape.queries:,} by {shape.keys:,} weights do not fit into memory ({name}). "
+                "Compute some rows instead: trace.rows(name, head, first, last)."
             )
         return torch.stack([self.rows(name, head, 0, shape.queries) for head in range(shape.heads)])
 
     def blocks(self, name: str, head: int, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-        """The first query of each block, and its weights tS."""
+        """The first query and the weights tS of each block."""
         if name not in self.shapes or not 0 <= head < self.shapes[name].heads:
-            raise InputError(f"no head {head} of {name!r} was looked at. Known: {', '.join(self.shapes)}.")
+            raise InputError(f"head {head} of {name!r} was not traced. Traced layers: {', '.join(self.shapes)}.")
         keys, before = self.shapes[name].keys, 0
-        for rows, queries in self.held(name, head):
+        for rows, queries in self._lazy_rows(name, head):
             begin, end = max(first - before, 0), min(last - before, queries)
             for start, block in blocks(rows, begin, end, keys):
                 yield before + start, block
             before += queries
 
-    def held(self, name: str, head: int) -> list[tuple[Rows, int]]:
-        """What tells the weights of a head, call by call, and of how many queries."""
-        if self._layer[0] != name:
-            record = Held(lambda layer: layer == name)
-            self.read(record)
-            self._layer = name, record.attended
-        if self._head[:2] != (name, head):
-            self._head = name, head, [(part.head(head), part.queries) for part in self._layer[1]]
-        return self._head[2]
+    def _lazy_rows(self, name: str, head: int) -> list[tuple[Rows, int]]:
+        """The lazy weights of a head and their number of queries, call by call."""
+        if self._last_layer[0] != name:
+            record = LazyRecord(lambda layer: layer == name)
+            self.forward(record)
+            self._last_layer = name, record.weights
+        if self._last_head[:2] != (name, head):
+            self._last_head = name, head, [(part.head(head), part.queries) for part in self._last_layer[1]]
+        return self._last_head[2]

@@ -1,4 +1,4 @@
-"""How words came to be said: what else might have been, and the tree that a search went through."""
+"""Generation steps: the probability of each token, the candidates at each step, and the tree of a beam search."""
 
 from __future__ import annotations
 
@@ -11,45 +11,50 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.fill import encode_spans
-from regard.decode.generate import Answer, require_room, speak, to_extend, translation
-from regard.decode.inputs import require_verb
+from regard.decode.fill import encode_sentinels
+from regard.decode.generate import GeneratedText, generate_texts, prompt_requests, translation_request
+from regard.decode.inputs import check_length, require_capability
 from regard.decode.options import Options
 from regard.decode.search import Candidates
 from regard.errors import InputError
 from regard.models.model import Network
 
-_NUMBERS = 1 << 24  # logits held at once
-NOTHING = -1
-"""Where no token is asked for."""
+_MAX_LOGITS = 1 << 24  # logits computed at once
+IGNORED = -1
+"""The label of a row that has none."""
 
 Node = dict[str, Any]
 
 
 @torch.inference_mode()
-def generation(
-    network: Network, tokenizer: Tokenizer, inputs: Mapping[str, Any], said: Sequence[int], *, candidates: int = 10
+def generation_steps(
+    network: Network,
+    tokenizer: Tokenizer,
+    inputs: Mapping[str, Any],
+    target_ids: Sequence[int],
+    *,
+    candidates: int = 10,
 ) -> list[dict[str, Any]]:
-    """What each row says, how likely that is, and the likeliest it might have said; nothing where no words are said.
+    """The token of each row, its probability and the most probable candidates; empty if the model predicts no tokens.
 
-    `said`: what an encoder-decoder says, from its first word to its end. A masked model is asked at its masks, or at
-    all tokens if there are none.
+    `target_ids`: the target of an encoder-decoder, with its end token. A masked language model predicts at its masks,
+    or at all tokens if there are none.
     """
-    asked = words_asked(network, inputs, said)
-    if asked is None:
+    labels = label_ids(network, inputs, target_ids)
+    if labels is None:
         return []
     states = network.hidden_states(**inputs)[0]
-    rows = torch.arange(len(asked), device=states.device)
+    rows = torch.arange(len(labels), device=states.device)
     if network.decoder is None:
-        hidden = asked == _mask(tokenizer)
-        # What stands at a mask is the mask; what was meant is not known.
-        rows, asked = (hidden.nonzero().flatten() if bool(hidden.any()) else rows), asked.masked_fill(hidden, NOTHING)
-    logs, probabilities, tokens = likeliest(network, states[rows], asked[rows], candidates)
-    numbers = torch.where(asked[rows] == NOTHING, tokens[:, 0], asked[rows])
-    texts = tokenizer.token_texts(numbers.tolist())
+        masked = labels == _mask(tokenizer)
+        # The token at a mask is the mask itself; the original is unknown.
+        rows, labels = (masked.nonzero().flatten() if bool(masked.any()) else rows), labels.masked_fill(masked, IGNORED)
+    logs, probabilities, tokens = token_probabilities(network, states[rows], labels[rows], candidates)
+    chosen = torch.where(labels[rows] == IGNORED, tokens[:, 0], labels[rows])
+    texts = tokenizer.token_texts(chosen.tolist())
     return [
-        {"row": row, "chosen": [text, share], "candidates": [[*pair] for pair in zip(others, shares)]}
-        for row, text, share, others, shares in zip(
+        {"row": row, "chosen": [text, probability], "candidates": [[*pair] for pair in zip(others, values)]}
+        for row, text, probability, others, values in zip(
             rows.tolist(),
             texts,
             logs.exp().tolist(),
@@ -59,33 +64,36 @@ def generation(
     ]
 
 
-def words_asked(network: Network, inputs: Mapping[str, Any], said: Sequence[int]) -> Tensor | None:
-    """-> T: the token that each row is to say, or -1; None of a model that says no words, or each from two sides.
+def label_ids(network: Network, inputs: Mapping[str, Any], target_ids: Sequence[int]) -> Tensor | None:
+    """-> T: the token that each row predicts, or -1; None if the model predicts no tokens, or in both directions.
 
-    With a source: `said`. A decoder alone: what follows each token it reads. An encoder alone: the tokens it reads.
+    Encoder-decoder: `target_ids`. Decoder-only: the next token of the text. Encoder-only: the tokens of the text.
     """
     readout, ids = network.description.readout, inputs["ids"]
-    if readout.says != "words" or readout.sides > 1:
+    if readout.outputs != "tokens" or readout.directions > 1:
         return None
+    targets = torch.tensor(list(target_ids), dtype=torch.long, device=ids.device)
     if network.encoder is not None and network.decoder is not None:
-        return torch.tensor(list(said), dtype=torch.long, device=ids.device)
-    read: Tensor = ids[0] if ids.dim() == 2 else torch.tensor(list(said), dtype=torch.long, device=ids.device)
-    if len(read) < ids.shape[1]:  # letters, and nobody says of which tokens
+        return targets
+    text: Tensor = ids[0] if ids.dim() == 2 else targets
+    if len(text) < ids.shape[1]:  # the inputs are characters, and their tokens are unknown
         return None
-    return read if network.decoder is None else torch.cat([read[1:], read.new_full((1,), NOTHING)])
+    return text if network.decoder is None else torch.cat([text[1:], text.new_full((1,), IGNORED)])
 
 
-def likeliest(network: Network, states: Tensor, asked: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """PD, P -> P, Pk, Pk: the log-probability of what is asked for (the likeliest, at -1), and the likeliest `count`.
+def token_probabilities(
+    network: Network, states: Tensor, labels: Tensor, count: int
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """PD, P -> P, Pk, Pk: the labels' log-probabilities (at -1, the best token's); probabilities and ids of the top k.
 
-    Some rows at a time, so that a long text does not take one number for each of its tokens and each word there is.
+    Works on some rows at a time, so that the logits of a long text never exist at once.
     """
-    size = max(1, _NUMBERS // network.vocabulary)
+    size = max(1, _MAX_LOGITS // network.vocabulary)
     logs, probabilities, tokens = [], [], []
-    for some, wanted in zip(states.split(size), asked.split(size)):
+    for some, wanted in zip(states.split(size), labels.split(size)):
         values: Tensor = network.readout(some).float().log_softmax(-1)
         best = values.topk(min(count, values.shape[-1]), dim=-1)
-        wanted = torch.where(wanted == NOTHING, best.indices[:, 0], wanted)
+        wanted = torch.where(wanted == IGNORED, best.indices[:, 0], wanted)
         logs.append(values.gather(1, wanted[:, None])[:, 0])
         probabilities.append(best.values.exp())
         tokens.append(best.indices)
@@ -94,65 +102,65 @@ def likeliest(network: Network, states: Tensor, asked: Tensor, count: int) -> tu
 
 def beam_tree(
     network: Network, tokenizers: tuple[Tokenizer, Tokenizer], text: str, options: Options, *, prefix: str = ""
-) -> tuple[list[Node], Answer]:
-    """Every candidate that a search went through, step by step, and the answer it found.
+) -> tuple[list[Node], GeneratedText]:
+    """Every candidate of a beam search as a node of a tree, and the best hypothesis.
 
-    Of a translation from its `prefix` on; of a language model, what it says behind the text.
+    A translation starts after its `prefix`, a language model's continuation after the text.
     """
-    require_verb(network.description, tokenizers[0], "generate" if network.encoder is None else "translate")
+    require_capability(network.description, tokenizers[0], "generate" if network.encoder is None else "translate")
     options = replace(options, n_best=1)
     if network.encoder is None:
-        requests = to_extend(network, tokenizers[0], [text], options)
+        requests = prompt_requests(network, tokenizers[0], [text], options)
     else:
-        read = (*encode_spans(tokenizers[0], text), tokenizers[0].end)
-        require_room(network, len(read), "the text")
-        requests = [translation(network, tokenizers[1], read, options, prefix=tokenizers[1].encode(prefix))]
-    target = tokenizers[0 if network.encoder is None else 1]
-    tree = Tree(target)
-    answer = speak(network, target, requests, options, watch=tree.grow)[0][0]
-    return tree.marked(answer), answer
+        source = (*encode_sentinels(tokenizers[0], text), tokenizers[0].eos)
+        check_length(network, len(source), "the text")
+        requests = [translation_request(network, tokenizers[1], source, options, prefix=tokenizers[1].encode(prefix))]
+    target_tokenizer = tokenizers[0 if network.encoder is None else 1]
+    tree = BeamTree(target_tokenizer)
+    best = generate_texts(network, target_tokenizer, requests, options, on_step=tree.add_step)[0][0]
+    return tree.mark_best(best), best
 
 
-class Tree:
-    """Grows while a search over one sentence is watched."""
+class BeamTree:
+    """The tree of a beam search over one sentence, built step by step."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.nodes: list[Node] = []
-        self.rows = [-1]  # the node at which each row of the search stands
-        self.finished: dict[int, tuple[int, ...]] = {}  # what was said by nodes that finished, without an end token
+        self.beams = [-1]  # the node of each beam
+        self.finished: dict[int, tuple[int, ...]] = {}  # the tokens of finished nodes, without an end token
         self.steps = 0
 
-    def grow(self, sentences: Tensor, candidates: Candidates, order: Tensor) -> None:
-        """One step further: the candidates become nodes; those that go on are the next step's parents."""
+    def add_step(self, sentences: Tensor, candidates: Candidates, order: Tensor) -> None:
+        """Add the candidates of a step as nodes; those in `order` continue and are the next step's parents."""
         assert len(sentences) == 1, "a tree is of one sentence"
-        beam, goes_on = order.shape[1], set(order[0].tolist())
-        numbers: dict[int, int] = {}
-        columns = (candidates.sums, candidates.parents, candidates.finished, candidates.ending, candidates.tokens)
-        for place, (score, parent, finished, ending, tokens) in enumerate(zip(*(one[0].tolist() for one in columns))):
+        beam, continued = order.shape[1], set(order[0].tolist())
+        nodes: dict[int, int] = {}
+        columns = (candidates.sums, candidates.parents, candidates.finished, candidates.eos, candidates.tokens)
+        for rank, (score, parent, finished, eos, tokens) in enumerate(zip(*(one[0].tolist() for one in columns))):
             if score == -math.inf:
                 continue
-            numbers[place] = len(self.nodes)
+            nodes[rank] = len(self.nodes)
             if finished:
-                self.finished[numbers[place]] = tuple(tokens[:-1] if ending else tokens)
+                self.finished[nodes[rank]] = tuple(tokens[:-1] if eos else tokens)
             self.nodes.append(
                 {
                     "step": self.steps,
-                    "parent": self.rows[parent],
+                    "parent": self.beams[parent],
                     "text": self.tokenizer.token_texts(tokens[-1:])[0],
                     "score": score,
-                    # What ends among the best is kept as an answer; what ends further behind is forgotten.
-                    "kept": place < beam if finished else place in goes_on,
+                    # A hypothesis that finishes among the best is kept; one that finishes below them is pruned.
+                    "kept": rank < beam if finished else rank in continued,
                     "best": False,
                 }
             )
-        self.rows = [numbers.get(place, -1) for place in order[0].tolist()]
+        self.beams = [nodes.get(rank, -1) for rank in order[0].tolist()]
         self.steps += 1
 
-    def marked(self, answer: Answer) -> list[Node]:
-        """The nodes, those on the way to this answer marked as the best."""
-        said = answer.tokens, answer.log_probability
-        ends = (number for number, tokens in self.finished.items() if (tokens, self.nodes[number]["score"]) == said)
+    def mark_best(self, best: GeneratedText) -> list[Node]:
+        """The nodes, those on the path of the best hypothesis marked."""
+        found = best.tokens, best.log_probability
+        ends = (number for number, tokens in self.finished.items() if (tokens, self.nodes[number]["score"]) == found)
         node = next(ends, -1)
         while node >= 0:
             self.nodes[node]["best"] = True
@@ -161,8 +169,8 @@ class Tree:
 
 
 def _mask(tokenizer: Tokenizer) -> int:
-    """The token that hides another, or -1 where there is none."""
+    """The mask token, or -1 if there is none."""
     try:
         return tokenizer.mask
     except InputError:
-        return NOTHING
+        return IGNORED

@@ -1,4 +1,4 @@
-"""What pages share: a document that may load nothing, text that stays text, maps of weights without a script."""
+"""HTML pages without a script: documents with a content security policy, escaped text, heatmaps, the data report."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from regard.data.read.report import DataReport, Spread
+from regard.data.read.report import DataReport, LengthHistogram
 
 _LEVELS = 24
 _LONGEST_LABEL = 20
 _FAINTEST_MAXIMUM = 0.25
-# Invisible or order-changing characters are written out; the two joiners stay, because scripts need them to look right.
+# Invisible and direction-changing characters are written out; the two joiners stay, because some scripts need them.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = "\u200c\u200d"
 
@@ -42,7 +42,7 @@ svg .key { fill: var(--quiet) }
 
 
 def overview(source_tokens: list[str], target_tokens: list[str], weights: Mapping[str, Tensor], *, title: str) -> str:
-    """One map of the mean over layers and heads: target over source, or a text over itself where there is but one."""
+    """A heatmap of the mean attention over layers and heads: cross-attention, or self-attention of a single text."""
     rows = target_tokens or source_tokens
     kind, columns = ("cross", source_tokens) if source_tokens and target_tokens else ("self", rows)
     layers = [heads for name, heads in weights.items() if name.endswith(kind)]
@@ -53,20 +53,20 @@ def overview(source_tokens: list[str], target_tokens: list[str], weights: Mappin
 
 
 def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, size: int = 22) -> str:
-    """An SVG of weights, rows by columns with their labels, cells `size` pixels wide; a key says what is darkest."""
+    """An SVG of weights, rows by columns with labels, cells `size` pixels wide; a legend gives the darkest value."""
     rows, columns = [_label(text) for text in rows], [_label(text) for text in columns]
     left, top = (12 + 8 * max(map(_width, labels), default=0) for labels in (rows, columns))
     width, height = size * len(columns), size * len(rows)
     whole = left + width + 4, top + height + 26
-    # A floor, so that attention spread evenly over many tokens stays as faint as it is.
+    # A floor: attention spread evenly over many tokens stays faint.
     most = max(_FAINTEST_MAXIMUM, float(values.nan_to_num(0).max()))
     lines = "".join(f"M0 {size * row}h{width}" for row in range(1, len(rows)))
     lines += "".join(f"M{size * column} 0v{height}" for column in range(1, len(columns)))
-    beside = "".join(
+    row_labels = "".join(
         f'<text x="-8" y="{size * (row + 0.5):g}" dy=".36em" text-anchor="end">{escaped(text)}</text>'
         for row, text in enumerate(rows)
     )
-    above = "".join(
+    column_labels = "".join(
         f'<text transform="translate({size * (column + 0.5):g} -8) rotate(-90)" dy=".36em">{escaped(text)}</text>'
         for column, text in enumerate(columns)
     )
@@ -75,14 +75,15 @@ def heatmap(rows: list[str], columns: list[str], values: Tensor, *, title: str, 
         f"<title>{escaped(title)}</title>"
         f'<g transform="translate({left} {top})"><rect class="field" width="{width}" height="{height}"/>'
         f'<g transform="scale({size})">{_cells(values / most)}</g>'
-        f'<path class="grid" d="{lines}"/>{beside}{above}<rect class="cells" y="{height + 10}" width="12" height="12"/>'
+        f'<path class="grid" d="{lines}"/>{row_labels}{column_labels}'
+        f'<rect class="cells" y="{height + 10}" width="12" height="12"/>'
         f'<text class="key" x="18" y="{height + 16}" dy=".36em" font-size="11">{most:.2f}</text></g></svg>'
     )
 
 
-def document(title: str, style: str, body: str, *, also: str = "") -> str:
-    """A whole HTML document that may load and run nothing but what `also` allows, and its one style, by its hash."""
-    policy = f"default-src 'none'; style-src {hashed(style)}; {also}base-uri 'none'; form-action 'none'"
+def document(title: str, style: str, body: str, *, policy: str = "") -> str:
+    """An HTML document that loads and runs nothing except its style, by its hash, and what `policy` allows."""
+    policy = f"default-src 'none'; style-src {csp_hash(style)}; {policy}base-uri 'none'; form-action 'none'"
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
@@ -91,18 +92,18 @@ def document(title: str, style: str, body: str, *, also: str = "") -> str:
     )
 
 
-def hashed(text: str) -> str:
-    """A style or a script as a policy names it."""
+def csp_hash(text: str) -> str:
+    """The hash of a style or script, as a content security policy (CSP) names it."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def escaped(text: str) -> str:
-    """Text that is only ever text in HTML: no markup, nothing invisible, nothing that turns its neighbours round."""
+    """Text escaped for HTML: no markup, nothing invisible, nothing that changes the writing direction."""
     return html.escape("".join(map(_visible, text)), quote=True)
 
 
 def _visible(character: str) -> str:
-    """A character, or something to see in its place: NUL is ␀, a right-to-left override ‹202E›."""
+    """A character, or a visible stand-in: NUL is ␀, a right-to-left override ‹202E›."""
     if unicodedata.category(character) not in _HIDDEN or character in _JOINERS:
         return character
     number = ord(character)
@@ -114,12 +115,12 @@ def _label(text: str) -> str:
 
 
 def _width(text: str) -> int:
-    """How many letters wide a text is, about: a Chinese character is two."""
-    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in "".join(map(_visible, text)))
+    """The approximate width of a text in characters: a Chinese character counts two."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in "".join(map(_visible, text)))
 
 
 def _cells(values: Tensor) -> str:
-    """Weights T x S as one path for each level of strength, each cell one by one; what weighs nothing is left out."""
+    """Weights T x S as one path per level of opacity; cells of weight zero are left out."""
     levels = (values.float().nan_to_num(0).clamp(0, 1) * _LEVELS).round().int().tolist()
     paths: dict[int, list[str]] = {}
     for row, line in enumerate(levels):
@@ -147,26 +148,26 @@ _ROW = 18
 
 
 def data_page(report: DataReport, warnings: Sequence[str]) -> str:
-    """The report as a page."""
+    """The data report as a page."""
     rows = [("texts", report.texts), *((f"left out: {reason}", n) for reason, n in report.left_out.items())]
-    rows += [("learnt from", report.kept), ("duplicates among them all", report.duplicates)]
+    rows += [("trained on", report.kept), ("duplicates among all texts", report.duplicates)]
     if report.stripped:
-        rows.append(("lines that control characters were taken from", report.stripped))
+        rows.append(("lines with control characters removed", report.stripped))
     if report.overlap is not None:
-        rows.append((f"validation texts also learnt from, of {report.overlap[1]:,}", report.overlap[0]))
-    rows += [(f"{name}, each text {weight:g} times an epoch", texts) for name, texts, weight in report.parts]
+        rows.append((f"validation texts also trained on, of {report.overlap[1]:,}", report.overlap[0]))
+    rows += [(f"{name}, each text {weight:g} times per epoch", texts) for name, texts, weight in report.subcorpora]
     table = "".join(f"<tr><th>{escaped(name)}</th><td>{count:,}</td></tr>" for name, count in rows)
     names = ("Source", "Target") if len(report.sides) > 1 else ("Text",)
     charts = "".join(_chart(name, side) for name, side in zip(names, report.sides))
-    said = "".join(f'<p class="warning">{escaped(text)}</p>' for text in warnings)
+    warned = "".join(f'<p class="warning">{escaped(text)}</p>' for text in warnings)
     title = ", ".join(report.names)
     lengths = f'<h2>Lengths in tokens</h2><div class="side">{charts}</div>'
-    body = f"<h1>{escaped(title)}</h1>{said}<table>{table}</table>{lengths}"
+    body = f"<h1>{escaped(title)}</h1>{warned}<table>{table}</table>{lengths}"
     return document(title, _STYLE, body)
 
 
-def _chart(name: str, side: Spread) -> str:
-    """How many texts there are of each length."""
+def _chart(name: str, side: LengthHistogram) -> str:
+    """The histogram of text lengths."""
     most = max(side.counts, default=1) or 1
     bars = []
     for number, (start, stop, count) in enumerate(zip(side.edges, side.edges[1:], side.counts)):
@@ -177,6 +178,6 @@ def _chart(name: str, side: Spread) -> str:
             f'<text x="{86 + width:.1f}" y="{y + 12}">{count:,}</text>'
         )
     height = _ROW * len(side.counts)
-    heading = f"{name}: {side.tokens:,} tokens, the longest text {side.longest:,}"
+    heading = f"{name}: {side.tokens:,} tokens, the longest text {side.max_length:,}"
     picture = f'<svg class="bars" viewBox="0 0 420 {height}" role="img" aria-label="{heading}">{"".join(bars)}</svg>'
     return f"<section><h3>{heading}</h3>{picture}</section>"

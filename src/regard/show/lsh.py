@@ -1,4 +1,4 @@
-"""The LSH microscope: how much of what a token would attend to most its buckets let it see."""
+"""LSH recall: how much of the full attention mass of a query's top keys its hash buckets keep."""
 
 from __future__ import annotations
 
@@ -14,79 +14,79 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
 from regard.layers.attention import split_heads
 from regard.layers.lsh.attention import LSHAttentionLayer
-from regard.layers.lsh.banded import Band, unit
-from regard.layers.lsh.masks import SELF
+from regard.layers.lsh.banded import Band, unit_keys
+from regard.layers.lsh.masks import SELF_PENALTY
 from regard.layers.record import Record
 from regard.models.model import Network
-from regard.show.trace import read_once
+from regard.show.trace import prepare_inputs
 
 ROUNDS = (1, 2, 4, 8)
-_AT_ONCE = 1 << 25  # weights held at once, over heads, queries and keys; of longer texts some queries are asked
+_MAX_WEIGHTS = 1 << 25  # weights computed at once, over heads, queries and keys; a longer text is sampled
 
 
 @dataclass(frozen=True)
-class Caught:
-    """Of a layer: how much of the mass of the weightiest keys is seen, for each number of rounds, head by head."""
+class LayerRecall:
+    """The recall of one LSH layer, per number of hash rounds and head."""
 
     layer: str
-    rounds: int  # its own
-    shares: Mapping[int, tuple[float, ...]]
+    rounds: int  # the layer's own
+    recall: Mapping[int, tuple[float, ...]]
 
-    def share(self, rounds: int) -> float:
+    def mean(self, rounds: int) -> float:
         """The mean over heads."""
-        return mean(self.shares[rounds])
+        return mean(self.recall[rounds])
 
     def text(self) -> str:
-        """One line: the means, its own rounds in brackets."""
+        """One line of means, the layer's own number of rounds in brackets."""
         return ", ".join(
-            f"{f'[{rounds}]' if rounds == self.rounds else rounds}: {self.share(rounds):.1%}" for rounds in self.shares
+            f"{f'[{rounds}]' if rounds == self.rounds else rounds}: {self.mean(rounds):.1%}" for rounds in self.recall
         )
 
 
 @dataclass(frozen=True)
-class Microscope:
-    """What hashing caught of the `top` weightiest keys, layer by layer; `queries` of the `tokens` were asked."""
+class LSHRecall:
+    """The recall of the `top` keys in each LSH layer, measured at `queries` of the `tokens`."""
 
     top: int
     tokens: int
     queries: int
-    layers: tuple[Caught, ...]
+    layers: tuple[LayerRecall, ...]
 
     def __str__(self) -> str:
         return self.text()
 
     def text(self) -> str:
-        """A table: a line a layer and head, a column a number of rounds."""
-        rounds = sorted({number for layer in self.layers for number in layer.shares})
+        """A table: one line per layer and head, one column per number of rounds."""
+        rounds = sorted({number for layer in self.layers for number in layer.recall})
         wide = max(len("layer"), *(len(layer.layer) for layer in self.layers))
         count = (
             f"{self.tokens:,} tokens" if self.queries == self.tokens else f"{self.queries:,} of {self.tokens:,} tokens"
         )
         lines = [
-            f"Share of the {self.top} weightiest keys' mass that is seen, by rounds ({count}; * as the model has it)",
+            f"Recall of the attention mass of the top {self.top} keys, by rounds ({count}; * the model's own)",
             f"{'layer':<{wide}}  head{''.join(f'{number:>9}' for number in rounds)}",
         ]
         for layer in self.layers:
-            heads = len(layer.shares[rounds[0]])
-            rows = [("mean", [layer.share(number) for number in rounds])]
-            rows += [(str(head), [layer.shares[number][head] for number in rounds]) for head in range(heads)]
-            for head, shares in rows:
-                cells = [f"{share:>8.1%}{'*' if at == layer.rounds else ' '}" for at, share in zip(rounds, shares)]
+            heads = len(layer.recall[rounds[0]])
+            rows = [("mean", [layer.mean(number) for number in rounds])]
+            rows += [(str(head), [layer.recall[number][head] for number in rounds]) for head in range(heads)]
+            for head, values in rows:
+                cells = [f"{value:>8.1%}{'*' if at == layer.rounds else ' '}" for at, value in zip(rounds, values)]
                 lines.append(f"{layer.layer:<{wide}}  {head:>4}{''.join(cells)}".rstrip())
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """The recall as plain data."""
         return asdict(self)
 
 
-def hashing_layers(network: Network) -> list[LSHAttentionLayer]:
-    """The layers that hash, first ones first."""
+def lsh_layers(network: Network) -> list[LSHAttentionLayer]:
+    """The layers that hash their tokens into buckets, the lowest first."""
     found = [module for module in network.modules() if isinstance(module, LSHAttentionLayer)]
-    return [layer for layer in found if layer.pattern.counts(layer.description.buckets, 1)]
+    return [layer for layer in found if layer.pattern.bucket_counts(layer.description.buckets, 1)]
 
 
-def microscope(
+def lsh_recall(
     network: Network,
     tokenizers: tuple[Tokenizer, Tokenizer],
     text: str,
@@ -94,102 +94,102 @@ def microscope(
     *,
     top: int = 64,
     rounds: Sequence[int] = ROUNDS,
-) -> Microscope:
-    """Read a text (and say a target) once, and look at what each layer that hashes is given."""
-    return magnified(network, read_once(network, tokenizers, text, target)[0], top, rounds)
+) -> LSHRecall:
+    """The recall of every LSH layer in one forward pass over a text and its target."""
+    return measure_recall(network, prepare_inputs(network, tokenizers, text, target)[0], top, rounds)
 
 
-def magnified(
+def measure_recall(
     network: Network, inputs: Mapping[str, Any], top: int = 64, rounds: Sequence[int] = ROUNDS
-) -> Microscope:  # fmt: skip
-    """The same of a single row, given what the network is called with."""
-    layers = hashing_layers(network)
+) -> LSHRecall:  # fmt: skip
+    """The recall of every LSH layer for the keyword arguments of the network, of one batch row."""
+    layers = lsh_layers(network)
     if not layers:
         raise InputError("no layer of this model hashes its tokens. Give one with LSH attention, as zoo.reformer has.")
     if min(inputs[name].shape[1] for name in ("ids", "source_ids") if inputs.get(name) is not None) < 2:
-        raise InputError("one token has nobody to attend to. Give a longer text.")
+        raise InputError("a single token has no other token to attend to. Give a longer text.")
     if top < 1 or not rounds or min(rounds) < 1:
         raise InputError(f"top and rounds must be 1 or more, got top={top}, rounds={tuple(rounds)}.")
-    found: list[Caught] = []
-    asked: list[tuple[int, int]] = []
+    found: list[LayerRecall] = []
+    measured: list[tuple[int, int]] = []
 
-    def look(layer: nn.Module, given: tuple[Any, ...]) -> None:
+    def measure(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(layer, LSHAttentionLayer)
-        x, context = given[:2]
-        queries = sample(x.shape[1], layer.heads)
-        asked.append((x.shape[1], len(queries)))
-        shares = caught(layer, x, queries, top, rounds)
-        found.append(Caught(context.name, layer.description.rounds, shares))
+        x, context = arguments[:2]
+        queries = sample_queries(x.shape[1], layer.heads)
+        measured.append((x.shape[1], len(queries)))
+        recall = recall_by_rounds(layer, x, queries, top, rounds)
+        found.append(LayerRecall(context.name, layer.description.rounds, recall))
 
-    hooks = [layer.register_forward_pre_hook(look) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(measure) for layer in layers]
     try:
         with torch.inference_mode():
-            # A record keeps up the names of layers; it wants none of their weights.
+            # A record makes containers name their layers; this one wants no weights.
             network.hidden_states(**inputs, record=Record(wanted=lambda name: False))
     finally:
         for hook in hooks:
             hook.remove()
-    tokens, queries = max(asked)
-    return Microscope(top, tokens, queries, tuple(found))
+    tokens, queries = max(measured)
+    return LSHRecall(top, tokens, queries, tuple(found))
 
 
-def sample(length: int, heads: int) -> Tensor:
-    """The slots of the queries that are asked: all, or some evenly spread."""
-    count = max(1, min(length, _AT_ONCE // (heads * length)))
+def sample_queries(length: int, heads: int) -> Tensor:
+    """The indices of the measured queries: all, or evenly spaced ones that include the last."""
+    count = max(1, min(length, _MAX_WEIGHTS // (heads * length)))
     return (torch.arange(count) + 1) * length // count - 1
 
 
 @torch.no_grad()
-def caught(
+def recall_by_rounds(
     layer: LSHAttentionLayer, x: Tensor, queries: Tensor, top: int, rounds: Sequence[int]
 ) -> dict[int, tuple[float, ...]]:
-    """1TD -> for each number of rounds, what each head catches of the true weights of the keys that weigh most.
+    """1TD -> per number of rounds, each head's share of the full attention mass of the top keys.
 
-    True are the weights of a softmax over all keys that may be seen but the query's own.
+    The full attention is a softmax over all allowed keys except the query's own.
     """
     q = split_heads(layer.query_key(x), layer.heads)
     causal, length = layer.description.causal, x.shape[1]
-    queries, along = queries.to(x.device), torch.arange(length, device=x.device)
+    queries, positions = queries.to(x.device), torch.arange(length, device=x.device)
     if causal:
         queries = queries[queries > 0]  # the first has no other key
-    hidden = along == queries[:, None]
-    hidden = hidden | (along > queries[:, None]) if causal else hidden
-    scores = (q[0][:, queries] @ unit(q[0]).transpose(-1, -2)).masked_fill_(hidden, -torch.inf)
+    masked = positions == queries[:, None]
+    masked = masked | (positions > queries[:, None]) if causal else masked
+    scores = (q[0][:, queries] @ unit_keys(q[0]).transpose(-1, -2)).masked_fill_(masked, -torch.inf)
     mass, keys = scores.softmax(-1).topk(min(top, length), dim=-1)
-    shares = {}
+    recall = {}
     for number in rounds:
-        seen = met(layer, q, number, queries).gather(-1, keys)
-        share = (mass * seen).sum(-1) / mass.sum(-1)
-        shares[number] = tuple(float(head) for head in share.mean(-1))
-    return shares
+        visible = visible_keys(layer, q, number, queries).gather(-1, keys)
+        share = (mass * visible).sum(-1) / mass.sum(-1)
+        recall[number] = tuple(float(head) for head in share.mean(-1))
+    return recall
 
 
-def met(layer: LSHAttentionLayer, q: Tensor, rounds: int, queries: Tensor) -> Tensor:
-    """1HTK, and Q slots -> HQT: which keys these see in any of so many rounds, themselves among them."""
-    buckets = layer.hashed(q, rounds).transpose(2, 3)[0]
+def visible_keys(layer: LSHAttentionLayer, q: Tensor, rounds: int, queries: Tensor) -> Tensor:
+    """1HTK, and Q indices -> HQT: the keys that these queries attend to in any round, themselves included."""
+    buckets = layer.hash(q, rounds).transpose(2, 3)[0]
     heads, length = q.shape[1], q.shape[2]
     bands = layer.pattern.bands(buckets, None, layer.description.causal)
     if bands is None:
         return torch.ones(heads, len(queries), length, dtype=torch.bool, device=q.device)
-    seen = torch.zeros(heads, len(queries), length, dtype=torch.bool, device=q.device)
-    numbers = torch.full((length,), -1, device=q.device)
-    numbers[queries] = torch.arange(len(queries), device=q.device)
+    visible = torch.zeros(heads, len(queries), length, dtype=torch.bool, device=q.device)
+    query_index = torch.full((length,), -1, device=q.device)
+    query_index[queries] = torch.arange(len(queries), device=q.device)
     for band in bands:
-        _mark(band, numbers, seen)
-    return seen
+        _mark(band, query_index, visible)
+    return visible
 
 
-def _mark(band: Band, numbers: Tensor, seen: Tensor) -> None:
-    """Mark in HQT what a band's places see; `numbers` T is which of the queries a token is, or -1."""
-    real = torch.zeros(band.tokens.shape, dtype=torch.bool, device=seen.device)
-    real.scatter_(1, band.places.flatten(1).long(), True)
+def _mark(band: Band, query_index: Tensor, visible: Tensor) -> None:
+    """Mark in HQT what the queries of a band attend to; `query_index` T is the row of a token in Q, or -1."""
+    real = torch.zeros(band.tokens.shape, dtype=torch.bool, device=visible.device)
+    real.scatter_(1, band.sorted_positions.flatten(1).long(), True)
     for rows, pieces in band.slices():
         for chunks in pieces:
             own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
-            asks = numbers[band.tokens[rows, own].long()].masked_fill(~real[rows, own], -1)
-            row, chunk, place = (band.chunks(asks) >= 0).nonzero(as_tuple=True)
-            around = band.windows(band.tokens[rows].index_select(1, band.around(chunks)))
-            shown = band.hide(rows, chunks).expand(len(around), -1, -1, -1)[row, chunk, place] >= SELF
-            asker, answerer = shown.nonzero(as_tuple=True)
-            query = band.chunks(asks)[row, chunk, place][asker]
-            seen[rows.start + row[asker], query, around[row, chunk][asker, answerer].long()] = True
+            queries = query_index[band.tokens[rows, own].long()].masked_fill(~real[rows, own], -1)
+            row, chunk, slot = (band.chunks(queries) >= 0).nonzero(as_tuple=True)
+            around = band.windows(band.tokens[rows].index_select(1, band.window_positions(chunks)))
+            allowed = band.mask(rows, chunks).expand(len(around), -1, -1, -1)[row, chunk, slot] >= SELF_PENALTY
+            at, key = allowed.nonzero(as_tuple=True)
+            query = band.chunks(queries)[row, chunk, slot][at]
+            visible[rows.start + row[at], query, around[row, chunk][at, key].long()] = True

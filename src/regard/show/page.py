@@ -1,4 +1,4 @@
-"""The attention page: one HTML file that holds its numbers and its one script, and may load nothing."""
+"""The attention page: one self-contained HTML file with its data and its script, which loads nothing."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from regard.show.html import document, escaped, hashed
+from regard.show.html import csp_hash, document, escaped
 
 _ENTRY = "main"
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.MULTILINE)
 _STYLES = ("page.css", "views.css")
-_TITLES = {"source": "Source", "read": "Read", "said": "Said"}
+_TITLES = {"source": "Source", "decoder_input": "Decoder input", "target": "Target"}
 
 
 def page(payload: dict[str, Any], blobs: Sequence[bytes]) -> str:
-    """A page of looks: numbers as data that never runs, and a script that the policy allows by its hash alone."""
+    """The page of a payload: data that never runs, and one script that the policy allows by its hash."""
     text = script()
     live = "connect-src 'self'; " if payload["live"] else ""
-    body = [_unscripted(payload), _data(payload, "application/json", "regard")]
+    body = [_noscript(payload), _data(payload, "application/json", "regard")]
     body += [
         f'<script type="application/octet-stream" id="blob-{number}">{base64.b64encode(blob).decode()}</script>'
         for number, blob in enumerate(blobs)
     ]
     body.append(f'<script type="module">{text}</script>')
-    also = f"script-src {hashed(text)}; img-src data: blob:; {live}"
-    return document(payload["title"], style(), "\n".join(body), also=also)
+    policy = f"script-src {csp_hash(text)}; img-src data: blob:; {live}"
+    return document(payload["title"], style(), "\n".join(body), policy=policy)
 
 
 @cache
 def script() -> str:
-    """All modules as one, in order of dependence; names are unique, so imports and exports can simply go."""
+    """All modules joined in order of dependence; names are unique, so imports and exports are removed."""
     joined: dict[str, str] = {}
 
     def join(name: str) -> None:
@@ -52,7 +52,7 @@ def script() -> str:
 
 @cache
 def style() -> str:
-    """All styles as one."""
+    """All style sheets joined."""
     return "\n".join(_static(name) for name in _STYLES)
 
 
@@ -61,18 +61,18 @@ def _static(name: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """What the page reads as JSON; ASCII, so that half a surrogate pair does no harm."""
+    """JSON for the page, in ASCII: a lone surrogate does no harm."""
     return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
 
 
 def _data(value: Any, kind: str, name: str) -> str:
-    """JSON in which nothing can end its element."""
+    """A JSON element whose text cannot end the element."""
     text = json_text(value).replace("<", "\\u003c")
     return f'<script type="{kind}" id="{name}">{text}</script>'
 
 
 def _finite(value: Any) -> Any:
-    """The same without numbers that JSON cannot write; the page shows a dash for them."""
+    """The value with None for numbers that JSON cannot write; the page shows a dash for them."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
@@ -80,17 +80,17 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _unscripted(payload: dict[str, Any]) -> str:
-    """What one sees where scripts do not run: the texts."""
+def _noscript(payload: dict[str, Any]) -> str:
+    """The texts, for readers without JavaScript."""
     lines = [
         f"<h1>{escaped(payload['title'])}</h1>",
         "<p>This page draws with JavaScript, which is switched off here.</p>",
     ]
-    for look in payload["looks"]:
-        lines.append(f"<h2>{escaped(look['label'])}<small>{escaped(look['about'])}</small></h2>")
+    for trace in payload["traces"]:
+        lines.append(f"<h2>{escaped(trace['label'])}<small>{escaped(trace['model'])}</small></h2>")
         lines += [
-            f"<p><b>{title}</b> <bdi>{escaped(' '.join(look['sides'][name]['word_texts']))}</bdi></p>"
+            f"<p><b>{title}</b> <bdi>{escaped(' '.join(trace['sides'][name]['word_texts']))}</bdi></p>"
             for name, title in _TITLES.items()
-            if name in look["sides"]
+            if name in trace["sides"]
         ]
     return f"<noscript>{''.join(lines)}</noscript>"

@@ -1,4 +1,4 @@
-"""Where tokens stand, as a network knows it: its tables of positions."""
+"""Positional encodings of a network: embedding tables, rotary angles and position biases."""
 
 from __future__ import annotations
 
@@ -7,92 +7,72 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.layers.positions import turning
-from regard.models.model import Network, Stack
+from regard.layers.contract import facts_of
+from regard.layers.positions import AttentionPositionLayer, Curves
+from regard.models.model import Network, StackLayers
 from regard.schema import kind_of
 
-_MOST = 512
+_MAX_POSITIONS = 512
 
-Place = dict[str, Any]
-"""A name, the kind ("table", "rotary" or "bias"), the table, and the position or distance its first row is of."""
+PositionTable = dict[str, Any]
+"""A name, the kind of `Curves` ("table", "rotary" or "bias"), the table, and the position or distance of its first
+entry."""
 
 
 @torch.inference_mode()
-def positions(network: Network, length: int) -> list[Place]:
-    """The tables of the first `length` positions, 512 at most; none of a network that knows no positions.
-
-    Tables are positions x width; rotary ones have the cosines in their first half and the sines in the second. A bias
-    is heads x distances: how far back the key stands, or where a stack sees both ways, key minus query.
-    """
-    length = min(length, _MOST)
-    model = network.description
-    stacks = {"encoder": model.encoder, "decoder": model.decoder}
-    biases = {"encoder": network.encoder, "decoder": network.decoder}
-    found = _embedded(network, length)
-    for name, stack in stacks.items():
-        if stack is not None:
-            found += _rotary(name, stack, model.width, length)
-            found += _bias(name, getattr(biases[name], "bias", None), length)
+def position_tables(network: Network, length: int) -> list[PositionTable]:
+    """The curves of the first `length` positions, 512 at most; none for a network without positional encoding."""
+    positions = torch.arange(min(length, _MAX_POSITIONS), device=next(network.parameters()).device)
+    found = _of_embeddings(network, positions)
+    modules = {"encoder": network.encoder, "decoder": network.decoder}
+    for name, stack in network.description.stacks.items():
+        module = modules[name]
+        assert module is not None
+        found += _of_attention(name, network, module, positions)
+        if module.position is not None and len(positions):
+            found.append(_entry(f"{name}: {kind_of(type(stack.position))}", module.position.curves(positions)))
     return found
 
 
-def _embedded(network: Network, length: int) -> list[Place]:
-    """What the embeddings add to their tokens, or put beside them."""
-    model = network.description
-    embeds: dict[str, Any] = {"decoder": network.embed}
-    if model.decoder is None:
-        embeds = {"encoder": network.embed}
-    elif model.encoder is not None:
-        embeds = {"encoder": network.source_embed, "decoder": network.embed}
-    described = getattr(model.embed, "position", None)  # what reads letters has none
+def _of_embeddings(network: Network, positions: Tensor) -> list[PositionTable]:
+    """The encodings that the embeddings add to their tokens, or concatenate with them."""
+    described, stacks = network.description.embed.position, [*network.description.stacks]
     if described is None:
         return []
-    longest = getattr(getattr(described, "of", described), "longest", length)
-    places = torch.arange(min(length, longest), device=next(network.parameters()).device)
-    tables = {name: _table(embed.position, places) for name, embed in embeds.items()}
-    kind = kind_of(type(described))
-    both = [*tables.values()]
-    if len(both) == 2 and torch.equal(*both):
-        tables = {"encoder and decoder": both[0]}
-    return [_place(f"{name}: {kind}", "table", table) for name, table in tables.items()]
+    embeds: list[Any] = [network.source_embed, network.embed] if len(stacks) == 2 else [network.embed]
+    positions = positions[: network.max_positions]
+    curves = [embed.position.curves(positions) for embed in embeds]
+    if len(curves) == 2 and torch.equal(curves[0].values, curves[1].values):
+        stacks, curves = ["encoder and decoder"], curves[:1]
+    return [_entry(f"{name}: {kind_of(type(described))}", one) for name, one in zip(stacks, curves)]
 
 
-def _table(position: Any, places: Tensor) -> Tensor:
-    """What a position makes of nothing: T -> TD."""
-    nothing = torch.zeros(1, len(places), 0 if position.taken else 1, device=places.device)
-    table: Tensor = position(nothing, places)[0]
-    return table
+def _of_attention(name: str, network: Network, module: StackLayers, positions: Tensor) -> list[PositionTable]:
+    """The encodings of queries and keys, one entry for all layers with equal curves."""
+    groups: list[tuple[str, Curves, list[int]]] = []
+    layers = network.description.stacks[name].layers
+    for number, part in ((number, part) for number, layer in enumerate(layers) for part in layer):
+        position = facts_of(part).position
+        if position is None:
+            continue
+        built = module.get_submodule(f"layers.{number}.{part.name}").modules()
+        curves = next(child for child in built if isinstance(child, AttentionPositionLayer)).curves(positions)
+        equal = (numbers for _, other, numbers in groups if torch.equal(other.values, curves.values))
+        numbers = next(equal, None)
+        if numbers is None:
+            groups.append((kind_of(type(position)), curves, [number]))
+        else:
+            numbers.append(number)
+    attention_layers = sum(part.name == "self" for layer in layers for part in layer)
+    return [
+        _entry(f"{name}: {kind}" + _layers(numbers, attention_layers), curves) for kind, curves, numbers in groups
+    ]  # fmt: skip
 
 
-def _rotary(name: str, stack: Stack, width: int, length: int) -> list[Place]:
-    """The turns of queries and keys, once for all layers that turn alike."""
-    layers: dict[tuple[float, int], list[int]] = {}
-    attending = 0
-    for number, layer in enumerate(stack.layers):
-        for part in layer:
-            attending += part.name == "self"
-            position = getattr(part, "position", None)
-            if position is not None:
-                key_width = getattr(part, "key_width", None) or width // getattr(part, "heads", 1)
-                layers.setdefault((position.base, key_width), []).append(number)
-    found = []
-    for (base, key_width), numbers in layers.items():
-        angles = turning(torch.arange(length), key_width, base)
-        some = "" if len(numbers) == attending else f" in layer {', '.join(map(str, numbers))}"
-        found.append(_place(f"{name}: rotary{some}", "rotary", torch.cat([angles.cos(), angles.sin()], dim=-1)))
-    return found
+def _layers(numbers: list[int], attention_layers: int) -> str:
+    return "" if len(numbers) == attention_layers else f" in layer {', '.join(map(str, numbers))}"
 
 
-def _bias(name: str, bias: Any, length: int) -> list[Place]:
-    """The learnt numbers of a stack for each head and distance."""
-    if bias is None or not length:
-        return []
-    last, device = length - 1, bias.table.weight.device
-    query = torch.tensor([last], device=device)
-    keys = torch.arange(last, -1, -1, device=device) if bias.causal else torch.arange(2 * last + 1, device=device)
-    return [_place(f"{name}: relative_bias", "bias", bias(query, keys)[0, :, 0], 0 if bias.causal else -last)]
-
-
-def _place(name: str, kind: str, table: Tensor, first: int = 0) -> Place:
-    name = name.replace("_", " ")
-    return {"name": name, "kind": kind, "table": table.detach().float().cpu(), "first": first}
+def _entry(name: str, curves: Curves) -> PositionTable:
+    table = curves.values.detach().float().cpu()
+    return {"name": name.replace("_", " "), "kind": curves.kind, "table": table, "first": curves.first}

@@ -1,4 +1,4 @@
-"""Attention in fewer numbers: words for tokens, layers as one, three numbers a head, tiles of a long text."""
+"""Attention summaries: subwords merged into words, rollout, head statistics (entropy, distance), max-pooled tiles."""
 
 from __future__ import annotations
 
@@ -10,130 +10,129 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.data.tokenize.tokenizer import Span, Tokenizer, word_numbers
+from regard.data.tokenize.tokenizer import Offsets, Tokenizer, word_ids
 
-SpanCorruption = Sequence[tuple[int, int]]
-"""The tokens of each word, from the first to before the last, in order."""
+WordSpans = Sequence[tuple[int, int]]
+"""The tokens of each word, from its first to before its last, in order."""
 
 
-def by_words(weights: Tensor, rows: SpanCorruption, columns: SpanCorruption) -> Tensor:
-    """...TS -> ... words of queries x words of keys: a word's keys add up, its queries are averaged."""
-    together = torch.stack([weights[..., first:stop].sum(-1) for first, stop in columns], dim=-1)
-    return torch.stack([together[..., first:stop, :].mean(-2) for first, stop in rows], dim=-2)
+def merge_words(weights: Tensor, rows: WordSpans, columns: WordSpans) -> Tensor:
+    """...TS -> weights between words: sum over a word's keys, mean over its queries."""
+    by_key = torch.stack([weights[..., first:stop].sum(-1) for first, stop in columns], dim=-1)
+    return torch.stack([by_key[..., first:stop, :].mean(-2) for first, stop in rows], dim=-2)
 
 
 def rollout(layers: Sequence[Tensor]) -> Tensor:
-    """HTT of each layer, the first one first -> TT: what attention and the stream beside it carry up to each token.
+    """HTT of each layer, the lowest first -> TT: attention rollout (Abnar 2020, section 3).
 
-    Each layer is half attention, the mean of its heads, and half the token itself (Abnar 2020, section 3).
+    Each layer is half attention (the mean over its heads) and half the residual connection.
     """
-    through: Tensor | None = None
+    total: Tensor | None = None
     for weights in layers:
         mixed = 0.5 * weights.mean(dim=0) + 0.5 * torch.eye(weights.shape[-1], device=weights.device)
         mixed = mixed / mixed.sum(-1, keepdim=True)
-        through = mixed if through is None else mixed @ through
-    assert through is not None, "there is a layer"
-    return through
+        total = mixed if total is None else mixed @ total
+    assert total is not None, "there is a layer"
+    return total
 
 
-def measured(weights: Tensor, first: int = 0) -> Tensor:
-    """...tS, of queries from `first` on -> 3...: sums over queries of entropy, distance and greatest weight.
+def head_statistics(weights: Tensor, first: int = 0) -> Tensor:
+    """...tS, for the queries from `first` on -> 3...: sums over queries of entropy, distance and maximum weight.
 
-    Entropy is in bits, distance in tokens between query and key. Weights that do not sum to one are taken as shares.
+    Entropy is in bits, distance in tokens between query and key. Weights that do not sum to one are normalised.
     """
-    whole = weights.sum(-1).clamp_min(1e-12)
-    entropy = (torch.special.entr(weights).sum(-1) / whole + whole.log()).clamp_min(0) / math.log(2)
+    total = weights.sum(-1).clamp_min(1e-12)
+    entropy = (torch.special.entr(weights).sum(-1) / total + total.log()).clamp_min(0) / math.log(2)
     keys = torch.arange(weights.shape[-1], device=weights.device, dtype=weights.dtype)
     queries = torch.arange(first, first + weights.shape[-2], device=weights.device, dtype=weights.dtype)
-    distance = torch.linalg.vecdot(weights, queries[:, None].sub(keys).abs_().expand_as(weights)) / whole
+    distance = torch.linalg.vecdot(weights, queries[:, None].sub(keys).abs_().expand_as(weights)) / total
     return torch.stack([entropy.sum(-1), distance.sum(-1), weights.amax(-1).sum(-1)])
 
 
-def tile_columns(weights: Tensor, tiles: int) -> Tensor:
-    """Weights tS -> tn: the greatest weight of each tile of keys; key s belongs to tile floor(s * n / S)."""
+def pool_columns(weights: Tensor, tiles: int) -> Tensor:
+    """Weights tS -> tn: the maximum of each tile of keys; key s belongs to tile floor(s * n / S)."""
     length = weights.shape[-1]
     if tiles >= length:
         return weights
     starts = -(-torch.arange(tiles + 1, device=weights.device) * length // tiles)
-    # Tiles differ by one key at most: a shorter one looks at its last key twice.
-    wide = torch.arange(-(-length // tiles), device=weights.device)
-    keys = torch.minimum(starts[:-1, None] + wide, starts[1:, None] - 1)
+    # Tiles differ by one key at most: a shorter one counts its last key twice.
+    offsets = torch.arange(-(-length // tiles), device=weights.device)
+    keys = torch.minimum(starts[:-1, None] + offsets, starts[1:, None] - 1)
     return torch.stack([weights.index_select(1, part) for part in keys.T], dim=-1).amax(-1)
 
 
-class Tiles:
-    """The greatest weight in each of r x c tiles of T x S weights, which come in blocks of queries."""
+class PooledTiles:
+    """The maximum of each of r x c tiles of T x S weights, which arrive in blocks of queries."""
 
-    def __init__(self, queries: int, keys: int, most: int) -> None:
-        self.queries, self.most = queries, most
-        self.weights = torch.zeros(min(most, queries), min(most, keys))
+    def __init__(self, queries: int, keys: int, max_tiles: int) -> None:
+        self.queries = queries
+        self.weights = torch.zeros(min(max_tiles, queries), min(max_tiles, keys))
 
-    def put(self, first: int, block: Tensor) -> None:
-        """Take tS, of queries from `first` on."""
+    def add(self, first: int, block: Tensor) -> None:
+        """Add the weights tS of the queries from `first` on."""
         count, last = len(self.weights), first + len(block)
         for row in range(first * count // self.queries, (last - 1) * count // self.queries + 1):
             start, stop = (-(-edge * self.queries // count) for edge in (row, row + 1))
             part = block[max(start - first, 0) : stop - first].amax(0, keepdim=True)
-            self.weights[row] = torch.maximum(self.weights[row], tile_columns(part, self.weights.shape[1])[0].cpu())
+            self.weights[row] = torch.maximum(self.weights[row], pool_columns(part, self.weights.shape[1])[0].cpu())
 
 
-def weightiest(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Weights tS -> tk, tk: the weightiest keys, weightiest first, and their weights; key -1 where nothing weighs."""
-    most, keys = weights.topk(min(count, weights.shape[-1]), dim=-1)
-    return keys.masked_fill(most == 0, -1), most
+def top_keys(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Weights tS -> tk, tk: the keys with the largest weights, largest first, and the weights; key -1 at weight 0."""
+    values, keys = weights.topk(min(count, weights.shape[-1]), dim=-1)
+    return keys.masked_fill(values == 0, -1), values
 
 
 @dataclass(frozen=True)
 class Side:
-    """Tokens, and the words that cover them in order; a token that stands in no word is one of its own."""
+    """The tokens of one side (source, decoder input, target) and the words that cover them in order.
+
+    A token outside all words, such as a special token, is a word of its own.
+    """
 
     tokens: list[str]
-    numbers: list[int]  # which word of its text each token stands in; -1: none, as special tokens
-    words: list[tuple[int, int]]  # from which token to before which
+    word_ids: list[int]  # the word of the text that each token belongs to; -1: none, as for special tokens
+    word_spans: list[tuple[int, int]]  # from a word's first token to before its last
     word_texts: list[str]
 
     @classmethod
-    def of(cls, tokens: Sequence[str], text: str, spans: Sequence[Span]) -> Side:
-        """Tokens, and where each stands in a text: (0, 0) where it does not."""
-        numbers = word_numbers(text, spans)
-        firsts = [
-            place
-            for place, number in enumerate(numbers)
-            if place == 0 or number < 0 or number != numbers[place - 1]
-        ]  # fmt: skip
+    def of(cls, tokens: Sequence[str], text: str, offsets: Sequence[Offsets]) -> Side:
+        """Tokens, and the characters of a text that each covers: (0, 0) for none."""
+        ids = word_ids(text, offsets)
+        firsts = [index for index, word in enumerate(ids) if index == 0 or word < 0 or word != ids[index - 1]]
         words = list(zip(firsts, [*firsts[1:], len(tokens)]))
-        texts = [
-            text[spans[first][0] : spans[stop - 1][1]].strip() or "".join(tokens[first:stop]) for first, stop in words
-        ]
-        return cls(list(tokens), numbers, words, texts)
+        texts = [text[offsets[first][0] : offsets[stop - 1][1]].strip() for first, stop in words]
+        texts = [covered or "".join(tokens[first:stop]) for covered, (first, stop) in zip(texts, words)]
+        return cls(list(tokens), ids, words, texts)
 
     @classmethod
-    def bare(cls, tokens: Sequence[str]) -> Side:
+    def of_tokens(cls, tokens: Sequence[str]) -> Side:
         """Tokens of which each is a word."""
-        places = range(len(tokens))
-        return cls(list(tokens), list(places), [(place, place + 1) for place in places], list(tokens))
+        indices = range(len(tokens))
+        return cls(list(tokens), list(indices), [(index, index + 1) for index in indices], list(tokens))
 
-    def behind(self, token: str) -> Side:
-        """The same but for its last token, behind another that stands in no word: what is read to say this."""
+    def shifted_right(self, begin: str) -> Side:
+        """The decoder input for this target: `begin` in front, the last token dropped."""
         last = len(self.tokens) - 1
-        words = [(first + 1, min(stop, last) + 1) for first, stop in self.words if first < last]
+        words = [(first + 1, min(stop, last) + 1) for first, stop in self.word_spans if first < last]
         texts = self.word_texts[: len(words)]
-        return Side([token, *self.tokens[:-1]], [-1, *self.numbers[:-1]], [(0, 1), *words], [token, *texts])
+        return Side([begin, *self.tokens[:-1]], [-1, *self.word_ids[:-1]], [(0, 1), *words], [begin, *texts])
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, as the page has it."""
-        return {"tokens": self.tokens, "words": [list(span) for span in self.words], "word_texts": self.word_texts}
+        """The side as the page reads it."""
+        spans = [list(span) for span in self.word_spans]
+        return {"tokens": self.tokens, "word_spans": spans, "word_texts": self.word_texts}
 
 
 def side_of(tokenizer: Tokenizer, ids: Sequence[int], text: str | None = None) -> Side:
-    """Tokens of which some are those of a text, the others around it; without a text, of what they say."""
-    tokens, around = tokenizer.token_texts(ids), (0, 0)
+    """The side of these token ids; words are those of `text` if it is part of them, else of the decoded ids."""
+    tokens, none = tokenizer.token_texts(ids), (0, 0)
     if text is None:
-        return Side.of(tokens, *tokenizer.decode_in_place(ids))
-    located = tokenizer.encode_in_place(text)
-    count = len(located.ids)
-    before = next((at for at in range(len(ids) - count + 1) if list(ids[at : at + count]) == located.ids), None)
+        return Side.of(tokens, *tokenizer.decode_with_offsets(ids))
+    encoded = tokenizer.encode_with_offsets(text)
+    count = len(encoded.ids)
+    before = next((at for at in range(len(ids) - count + 1) if list(ids[at : at + count]) == encoded.ids), None)
     if before is None:
-        return Side.of(tokens, *tokenizer.decode_in_place(ids))
+        return Side.of(tokens, *tokenizer.decode_with_offsets(ids))
     after = len(ids) - before - count
-    return Side.of(tokens, text, [around] * before + located.spans + [around] * after)
+    return Side.of(tokens, text, [none] * before + encoded.offsets + [none] * after)

@@ -1,1 +1,1 @@
-"""Models at rest: folders that outlive the process that wrote them."""
+"""Model folders and checkpoints on disk, in our format and in the published ones."""

@@ -1,7 +1,7 @@
-"""Checkpoints: what a run needs to go on as if it had never stopped.
+"""Checkpoints: the state a run needs to resume bit-identically.
 
-A checkpoint is a folder written under a temporary name, every file flushed to the disk, the manifest (sizes and
-SHA-256) last, then renamed. It counts only if its manifest verifies.
+A checkpoint is a folder written under a temporary name: every file is flushed to disk, the manifest (sizes and SHA-256)
+comes last, then the folder is renamed. A checkpoint is valid only if its manifest verifies.
 """
 
 from __future__ import annotations
@@ -20,41 +20,39 @@ from torch import Tensor
 from regard import messages
 from regard.errors import DamagedFile, InputError
 from regard.store.files import (
-    disk_trouble,
+    disk_errors,
+    ignore_write_point,
     json_bytes,
     read_json,
     read_tensors,
     sha256,
     sync_folder,
     tensors_to_bytes,
-    unwatched,
     write_flushed,
 )
 
 FORMAT = 2
-
-
-_NEW, _OLD = ".tmp-", ".old-"  # names before and after the one that counts
+_NEW, _OLD = ".tmp-", ".old-"  # prefixes of a folder before it is complete, and while it is replaced
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on the disk that has been verified."""
+    """A verified checkpoint on disk."""
 
     path: Path
     step: int
 
     def state(self) -> dict[str, Any]:
-        """Everything that is not a tensor."""
+        """Read all state that is not a tensor."""
         return read_json(self.path / "state.json")
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """The tensors kept under a name ("model", "optimizer", ...)."""
+        """Read one group of tensors: "model", "optimizer", ..."""
         return read_tensors(self.path / f"{name}.safetensors")
 
 
-def checkpoints(folder: Path) -> Path:
-    """Where a run keeps its checkpoints."""
+def checkpoints_folder(folder: Path) -> Path:
+    """The folder of a run's checkpoints."""
     return folder / "checkpoints"
 
 
@@ -64,9 +62,9 @@ def save_checkpoint(
     *,
     state: Mapping[str, Any],
     tensors: Mapping[str, Mapping[str, Tensor]],
-    reached: Callable[[str], None] = unwatched,
+    on_write_point: Callable[[str], None] = ignore_write_point,
 ) -> Checkpoint:
-    """Write folder/step-N; `reached` is told of every point at which a crash must do no harm."""
+    """Write folder/step-N; `on_write_point` is called at every point where a crash must do no harm."""
     final, temporary = folder / f"step-{step}", folder / f"{_NEW}{step}-{os.getpid()}"
     contents = {f"{name}.safetensors": tensors_to_bytes(group) for name, group in tensors.items()}
     contents["state.json"] = json_bytes(dict(state))
@@ -75,29 +73,29 @@ def save_checkpoint(
         "step": step,
         "files": {name: {"size": len(content), "sha256": sha256(content)} for name, content in contents.items()},
     }
-    reached("before folder")
-    with disk_trouble(final, sum(map(len, contents.values()))):
-        sweep(folder)
+    on_write_point("before folder")
+    with disk_errors(final, sum(map(len, contents.values()))):
+        clean_up(folder)
         try:
             temporary.mkdir(parents=True)
             for name, content in {**contents, "manifest.json": json_bytes(manifest)}.items():
-                write_flushed(temporary / name, content, name, reached)
+                write_flushed(temporary / name, content, name, on_write_point)
             sync_folder(temporary)
-            reached("before rename")
+            on_write_point("before rename")
             if final.exists():
                 os.rename(final, folder / f"{_OLD}{step}")
-                reached("between renames")
+                on_write_point("between renames")
             os.rename(temporary, final)
         except OSError:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        reached("after rename")
+        on_write_point("after rename")
         sync_folder(folder)
     return Checkpoint(final, step)
 
 
-def sweep(folder: Path) -> None:
-    """Clear away what a crash left behind; a checkpoint that was about to be replaced gets its name back."""
+def clean_up(folder: Path) -> None:
+    """Remove what a crash left behind; a checkpoint that was about to be replaced gets its name back."""
     for old in folder.glob(f"{_OLD}*"):
         final = folder / f"step-{old.name.removeprefix(_OLD)}"
         if final.exists():
@@ -105,12 +103,12 @@ def sweep(folder: Path) -> None:
         else:
             with suppress(FileNotFoundError):
                 os.rename(old, final)
-    for left in folder.glob(f"{_NEW}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    for incomplete in folder.glob(f"{_NEW}*"):
+        shutil.rmtree(incomplete, ignore_errors=True)
 
 
 def verify(path: Path) -> str | None:
-    """None when every file is as the manifest says, else what is wrong."""
+    """Check every file against the manifest; return what is wrong, or None."""
     try:
         written = (path / "manifest.json").read_bytes()
         manifest = json.loads(written)
@@ -131,18 +129,18 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def steps_found(folder: Path) -> list[int]:
-    """The steps of all checkpoints in a folder, oldest first, damaged ones among them."""
+def saved_steps(folder: Path) -> list[int]:
+    """The steps of all checkpoints in a folder, oldest first, damaged ones included."""
     names = [path.name for path in folder.glob("step-*") if path.is_dir()]
     return sorted(int(name[5:]) for name in names if name[5:].isdigit())
 
 
 def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The newest that verifies; says so when newer ones did not; None when there never was one."""
-    with disk_trouble(folder, 0):
-        sweep(folder)
+    """The newest checkpoint that verifies, with a warning for each newer one; None if there never was one."""
+    with disk_errors(folder, 0):
+        clean_up(folder)
     faults: list[str] = []
-    steps = steps_found(folder)
+    steps = saved_steps(folder)
     for step in reversed(steps):
         fault = verify(folder / f"step-{step}")
         if fault is None:
@@ -156,10 +154,10 @@ def newest_checkpoint(folder: Path, warn: Callable[[str], None]) -> Checkpoint |
 
 
 def checkpoint_at(folder: Path, step: int) -> Checkpoint:
-    """The checkpoint of a step, which must be there and verify."""
+    """The checkpoint of a step, which must exist and verify."""
     found = Checkpoint(folder / f"step-{step}", step)
     if not found.path.is_dir():
-        steps = ", ".join(f"{other:,}" for other in steps_found(folder)) or "none"
+        steps = ", ".join(f"{other:,}" for other in saved_steps(folder)) or "none"
         raise InputError(f"{folder} has no checkpoint of step {step:,}. It has: {steps}.")
     fault = verify(found.path)
     if fault is not None:
@@ -168,7 +166,7 @@ def checkpoint_at(folder: Path, step: int) -> Checkpoint:
 
 
 def newest_step(folder: Path, warn: Callable[[str], None]) -> int:
-    """The step of the newest checkpoint that verifies; -1 when there never was one."""
+    """The step of the newest checkpoint that verifies; -1 if there never was one."""
     found = newest_checkpoint(folder, warn)
     return -1 if found is None else found.step
 
@@ -178,24 +176,24 @@ def prune(
     newest: int,
     *,
     keep: int,
-    every: int,
+    save_every: int,
     keep_every: int | None,
-    reached: Callable[[str], None] = unwatched,
+    on_write_point: Callable[[str], None] = ignore_write_point,
 ) -> None:
-    """Delete all but the newest, `keep` of those saved `every` so many steps, and those at multiples of `keep_every`.
+    """Delete all checkpoints but the newest, the last `keep` multiples of `save_every`, and multiples of `keep_every`.
 
-    One that a signal saved in between goes with the next. What claims to be later than the newest is damaged: else the
-    run had gone on from there.
+    A checkpoint that a signal saved in between is deleted after the next save. One later than the newest is damaged,
+    or the run would have resumed from it.
     """
-    found = steps_found(folder)
-    scheduled = [step for step in found if step % every == 0 and step <= newest][-keep:]
-    sweep(folder)
+    found = saved_steps(folder)
+    scheduled = [step for step in found if step % save_every == 0 and step <= newest][-keep:]
+    clean_up(folder)
     for step in found:
         if step == newest or step in scheduled or (keep_every and step % keep_every == 0 and step < newest):
             continue
         path = folder / f"step-{step}"
-        # Without its manifest it does not count, so a crash in the middle leaves nothing that looks whole.
-        with disk_trouble(path, 0):
+        # Without its manifest it is invalid, so a crash in the middle leaves nothing that looks complete.
+        with disk_errors(path, 0):
             (path / "manifest.json").unlink(missing_ok=True)
-        reached("inside prune")
+        on_write_point("inside prune")
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Files that are either wholly there or not at all."""
+"""Atomic file writes, and checked reads of safetensors and JSON files."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ from torch import Tensor
 from regard import messages
 from regard.errors import DamagedFile, InputError, RunFailed
 
-_POINTER = b"version https://git-lfs"
-PART = ".part"  # how the names end that files have until they are whole
+_LFS_POINTER = b"version https://git-lfs"
+PARTIAL = ".part"  # suffix of a file until it is complete
 
-# Under its own key whatever the value, or a value of its form: no single flipped byte can hide it.
+# Matches the key with any value, or any key with a digest as its value: no single flipped byte can hide it.
 _DIGEST = re.compile(rb'"sha256":"([^"]*)"|"[^"]{6}":"([0-9a-f]{64})"')
 
 
-def unwatched(point: str) -> None:
-    """Nobody is told which point of a write was reached; tests of durability are."""
+def ignore_write_point(point: str) -> None:
+    """The default `on_write_point` hook: do nothing. Tests of durability pass their own."""
 
 
-def write_file(path: Path, content: bytes, reached: Callable[[str], None] = unwatched) -> None:
-    """Write beside the file, flush to the disk, then take its name: nobody ever sees half of it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}{PART}")
-    with disk_trouble(path, len(content)):
+def write_file(path: Path, content: bytes, on_write_point: Callable[[str], None] = ignore_write_point) -> None:
+    """Write a file atomically: write a temporary file, flush it to disk, then rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    with disk_errors(path, len(content)):
         try:
-            write_flushed(beside, content, f".{path.name}", reached)
-            os.replace(beside, path)
+            write_flushed(temporary, content, f".{path.name}", on_write_point)
+            os.replace(temporary, path)
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
-def write_flushed(path: Path, content: bytes, called: str, reached: Callable[[str], None]) -> None:
-    """Write one file and flush it to the disk; `reached` is told of it by the name it is called."""
+def write_flushed(path: Path, content: bytes, label: str, on_write_point: Callable[[str], None]) -> None:
+    """Write one file and flush it to disk; `on_write_point` hears of it under `label`."""
     with open(path, "wb") as file:
         file.write(content[: len(content) // 2])
-        reached(f"inside {called}")
+        on_write_point(f"inside {label}")
         file.write(content[len(content) // 2 :])
         file.flush()
         os.fsync(file.fileno())
-    reached(f"after {called}")
+    on_write_point(f"after {label}")
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush a folder's entries to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -64,20 +64,20 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def disk_trouble(path: Path, needed: int) -> Iterator[None]:
-    """Turn the system's word on a failed write into ours."""
+def disk_errors(path: Path, needed: int) -> Iterator[None]:
+    """Turn an OSError of a write into our error about the disk."""
     try:
         yield
     except OSError as error:
-        room, remedy = _room(path, needed, error)
+        room, remedy = _free_space(path, needed, error)
         raise messages.DISK_FULL(path=path, why=error.strerror or error, room=room, remedy=remedy) from error
 
 
-def _room(path: Path, needed: int, error: OSError) -> tuple[str, str]:
-    """What is needed, what there is, and what helps."""
-    there = next(place for place in path.absolute().parents if os.path.exists(place))
+def _free_space(path: Path, needed: int, error: OSError) -> tuple[str, str]:
+    """The bytes needed and free, and a remedy."""
+    existing = next(parent for parent in path.absolute().parents if os.path.exists(parent))
     try:
-        free = f"needs {needed:,} bytes, {shutil.disk_usage(there).free:,} free"
+        free = f"needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} free"
     except OSError:
         free = f"needs {needed:,} bytes"
     if error.errno == errno.EFBIG:
@@ -87,27 +87,29 @@ def _room(path: Path, needed: int, error: OSError) -> tuple[str, str]:
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """The safetensors form of some tensors, with the SHA-256 of it all; what is not finite is never written."""
+    """Serialize tensors as safetensors, with a SHA-256 of the whole; refuse values that are not finite."""
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            raise RunFailed(f"{name} holds a value that is not finite, so it is not saved. Try a smaller train.rate.")
-    whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    return _sealed(bytes(save(whole, metadata={"format": "pt"})))
+            raise RunFailed(
+                f"{name} holds a value that is not finite, so it is not saved. Try a smaller train.learning_rate."
+            )
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    return _with_checksum(bytes(save(contiguous, metadata={"format": "pt"})))
 
 
-def _sealed(content: bytes) -> bytes:
-    """Add to the metadata the SHA-256 of the file as it is with 64 zeros in the digest's place."""
+def _with_checksum(content: bytes) -> bytes:
+    """Add the file's SHA-256 to its metadata; it is computed with 64 zeros in place of the digest."""
     end = 8 + int.from_bytes(content[:8], "little")
     before, mark, after = content[8:end].partition(b'"format":"pt"')
     head, tail = before + mark + b',"sha256":"', b'"' + after.rstrip()
-    tail += b" " * (-(len(head) + 64 + len(tail)) % 8)  # tensors begin at multiples of 8
+    tail += b" " * (-(len(head) + 64 + len(tail)) % 8)  # tensors start at multiples of 8
     length = (len(head) + 64 + len(tail)).to_bytes(8, "little")
     digest = sha256(length, head, b"0" * 64, tail, content[end:])
     return b"".join((length, head, digest.encode(), tail, content[end:]))
 
 
-def _require_seal(path: Path) -> None:
-    """Hold a file that carries its SHA-256 against it; files that others wrote carry none."""
+def _check_checksum(path: Path) -> None:
+    """Compare a file with the SHA-256 in its metadata; files written elsewhere have none."""
     with open(path, "rb") as file:
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
@@ -116,25 +118,25 @@ def _require_seal(path: Path) -> None:
             return
         start, end = found.span(found.lastindex or 0)
         digest = hashlib.sha256(length + header[:start] + b"0" * 64 + header[end:])
-        while piece := file.read(1 << 20):
-            digest.update(piece)
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
     if digest.hexdigest().encode() != header[start:end]:
         raise messages.DAMAGED_WEIGHTS(path=path, why="it fails its checksum")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, checked and copied into memory."""
+    """Read the tensors of a safetensors file into memory, after its checksum."""
     require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
-            _require_seal(path)
+            _check_checksum(path)
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, KeyError) as error:
         raise messages.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """The names and shapes that a safetensors file holds, without reading the tensors."""
+    """Read names and shapes from a safetensors header, not the tensors."""
     require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -144,12 +146,12 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object a JSON file holds."""
+    """Read a JSON file that holds an object."""
     content = read_bounded(path)
     try:
         value = json.loads(content.decode("utf-8-sig"))
         if b"\\ud" in content or b"\\uD" in content:
-            json.dumps(value, ensure_ascii=False).encode()  # half of a character pair is not text
+            json.dumps(value, ensure_ascii=False).encode()  # an unpaired surrogate is not text
     except (ValueError, RecursionError) as error:
         raise DamagedFile(f"{path} is not JSON: {_first_line(error)}. Restore it from a copy.") from error
     if not isinstance(value, dict):
@@ -157,33 +159,33 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_bounded(path: Path, most: int = 64 << 20) -> bytes:
-    """The bytes of a file that is read whole, and therefore may not be large."""
+def read_bounded(path: Path, max_bytes: int = 64 << 20) -> bytes:
+    """Read a whole file, which may not be larger than `max_bytes`."""
     require_file(path)
     size = path.stat().st_size
-    if size > most:
-        raise DamagedFile(f"{path} has {size:,} bytes; at most {most:,} are read. Is it the right file?")
+    if size > max_bytes:
+        raise DamagedFile(f"{path} has {size:,} bytes; at most {max_bytes:,} are read. Is it the right file?")
     return path.read_bytes()
 
 
 def json_bytes(value: Any) -> bytes:
-    """Readable JSON with a final newline."""
+    """Indented JSON with a final newline."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def require_file(path: Path) -> None:
-    """Say what is missing, or unreadable, before anything tries to read it."""
+    """Raise an error if a file is missing, unreadable or a Git LFS pointer."""
     if not path.is_file():
         raise InputError(f"no such file: {path}. Is {path.parent} a model folder?")
     if not os.access(path, os.R_OK):
         raise InputError(f"{path} is not readable by this user. Ask its owner for chmod 644.")
     with open(path, "rb") as file:
-        if file.read(len(_POINTER)) == _POINTER:
+        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
             raise DamagedFile(f"{path} is a Git LFS pointer, not the file itself. Fetch it with: git lfs pull.")
 
 
 def sha256(*parts: bytes) -> str:
-    """The hexadecimal SHA-256 of some bytes, in parts."""
+    """The hexadecimal SHA-256 of concatenated bytes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)

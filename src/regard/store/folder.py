@@ -1,8 +1,9 @@
-"""A model folder as the ecosystem expects it: config.json, model.safetensors, tokenizer.json and their like."""
+"""Model folders: config.json, model.safetensors, tokenizer.json, generation_config.json; downloads of hf:org/model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from regard import messages
-from regard.data.tokenize.tokenizer import Roles, Tokenizer
+from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
-from regard.schema import from_dict, to_dict
-from regard.store.download import located
+from regard.schema import UnknownKind, from_dict, to_dict
 from regard.store.elmo import is_elmo, load_elmo
 from regard.store.files import (
+    ignore_write_point,
     json_bytes,
     read_bounded,
     read_json,
@@ -24,19 +25,51 @@ from regard.store.files import (
     read_tensors,
     require_file,
     tensors_to_bytes,
-    unwatched,
     write_file,
 )
 from regard.store.generation_config import require_tokens
-from regard.store.huggingface.folder import read_hub
-from regard.store.loading import LEARNT_LENGTH, LONGEST_TEXT, WEIGHTS, refuse_pickles, require_finite
-from regard.store.loading import Loaded as Loaded
-from regard.store.loading import fill as fill
+from regard.store.huggingface.folder import read_huggingface
+from regard.store.loading import (
+    MAX_TEXT_LENGTH,
+    TRAINED_LENGTH,
+    WEIGHTS,
+    Loaded,
+    load_parameters,
+    refuse_pickles,
+    require_finite,
+)
 from regard.version import __version__
 
+_HUB_PREFIX = "hf:"
+_HUB_NAME = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
+_DOWNLOADED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.spm"]
+_DOWNLOADED_PICKLES = ["pytorch_model*.bin"]
 
-def unique_tensors(network: Network) -> dict[str, Tensor]:
-    """Each parameter once: what is tied is kept under its first name only."""
+Vocabularies = tuple[int, int | None]
+"""Vocabulary sizes of a network: its own, and the source's where that differs."""
+
+
+def local_folder(folder: Path, *, pickles: bool = False) -> Path:
+    """The folder itself, or the download of hf:org/model (or hf:org/model@revision) from the Hugging Face hub."""
+    name = str(folder)
+    if not name.startswith(_HUB_PREFIX):
+        return folder
+    match = _HUB_NAME.fullmatch(name.removeprefix(_HUB_PREFIX))
+    if match is None or ".." in name:
+        raise InputError(f"{name} is not a name on the hub. Write hf:org/model or hf:org/model@revision.")
+    from huggingface_hub import snapshot_download
+
+    patterns = [*_DOWNLOADED, *(_DOWNLOADED_PICKLES if pickles else [])]
+    try:
+        snapshot = snapshot_download(match["repository"], revision=match["revision"], allow_patterns=patterns)
+    except Exception as error:  # the library raises many classes for a failed connection
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(f"cannot download {name}: {why.rstrip('.')}. Check the name and the connection.") from error
+    return Path(str(snapshot))
+
+
+def unique_parameters(network: Network) -> dict[str, Tensor]:
+    """The parameters by name; tied ones once, under their first name."""
     return dict(network.named_parameters())
 
 
@@ -46,10 +79,10 @@ def write_description(
     tokenizers: tuple[Tokenizer, Tokenizer | None],
     *,
     task: str,
-    generation: Mapping[str, Any],
-    facts: Mapping[str, Any] | None = None,
+    generation_config: Mapping[str, Any],
+    extra_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Everything of a model folder but the weights; config.json says these facts besides."""
+    """Write everything of a model folder but the weights; `extra_config` adds keys to config.json."""
     config = {
         "model_type": "regard",
         "architectures": ["Network"],
@@ -61,70 +94,79 @@ def write_description(
         "regard_version": __version__,
         "model": to_dict(network.description),
     }
-    if any(tokenizer is not None and tokenizer.roles is not None for tokenizer in tokenizers):
-        config["roles"] = [to_dict(tokenizer.roles) if tokenizer else None for tokenizer in tokenizers]
-    write_file(folder / "config.json", json_bytes({**config, **(facts or {})}))
-    write_generation(folder, generation)
+    if any(tokenizer is not None and tokenizer.special_tokens is not None for tokenizer in tokenizers):
+        config["special_tokens"] = [
+            to_dict(tokenizer.special_tokens) if tokenizer else None for tokenizer in tokenizers
+        ]
+    write_file(folder / "config.json", json_bytes({**config, **(extra_config or {})}))
+    write_generation_config(folder, generation_config)
     write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
     if tokenizers[1] is not None:
         write_file(folder / "target_tokenizer.json", tokenizers[1].to_json().encode())
 
 
-def write_generation(folder: Path, generation: Mapping[str, Any]) -> None:
-    """How the model speaks."""
-    write_file(folder / "generation_config.json", json_bytes(dict(generation)))
+def write_generation_config(folder: Path, generation_config: Mapping[str, Any]) -> None:
+    """Write generation_config.json: the default options of decoding."""
+    write_file(folder / "generation_config.json", json_bytes(dict(generation_config)))
 
 
-def write_weights(folder: Path, tensors: Mapping[str, Tensor], reached: Callable[[str], None] = unwatched) -> None:
-    """The weights of a model folder, whole or not at all."""
-    write_file(folder / WEIGHTS, tensors_to_bytes(tensors), reached)
+def write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], on_write_point: Callable[[str], None] = ignore_write_point
+) -> None:
+    """Write model.safetensors atomically."""
+    write_file(folder / WEIGHTS, tensors_to_bytes(tensors), on_write_point)
 
 
-def read_folder(folder: Path, device: torch.device) -> Loaded:
-    """Load a model folder, ours or a published one; never runs code, never unpickles."""
-    folder = located(folder)
+def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = ()) -> Loaded:
+    """Load a model folder, ours or a published one; never runs code, never unpickles.
+
+    `parts` are description classes of the caller's own that the model may consist of: a folder never names code.
+    """
+    folder = local_folder(folder)
     if not folder.is_dir():
         raise InputError(f"no such model folder: {folder}. Train one with: regard train dates --out {folder}.")
     if is_elmo(folder):
         return load_elmo(folder, device)
     config = read_json(folder / "config.json")
     if config.get("model_type") != "regard":
-        return read_hub(folder, device)
+        return read_huggingface(folder, device)
     refuse_pickles(folder)
-    description, vocabularies = _described(folder, config)
-    _compare(folder, description, vocabularies)
+    description, vocabularies = _description_of(folder, config, parts)
+    _check_shapes(folder, description, vocabularies)
     network = description.build(*vocabularies)
     tensors = read_tensors(folder / WEIGHTS)
     for name, tensor in tensors.items():
         require_finite(name, tensor, folder)
-    fill(network, tensors)
-    tokenizers = _tokenizers(folder, vocabularies)
-    generation = _generation(folder / "generation_config.json", network)
-    return Loaded(network.to(device).eval(), tokenizers, config, generation)
+    load_parameters(network, tensors)
+    tokenizers = _checked_tokenizers(folder, vocabularies)
+    generation_config = _read_generation_config(folder / "generation_config.json", network)
+    return Loaded(network.to(device).eval(), tokenizers, config, generation_config)
 
 
-def read_description(folder: Path) -> tuple[Model, tuple[int, int | None]]:
-    """What the model of a folder of ours is, and its vocabularies, whether it has weights yet or not."""
-    return _described(folder, read_json(folder / "config.json"))
+def read_description(folder: Path, *, parts: Sequence[type] = ()) -> tuple[Model, Vocabularies]:
+    """Read the description of a model of ours and its vocabulary sizes; the folder needs no weights yet."""
+    return _description_of(folder, read_json(folder / "config.json"), parts)
 
 
-def _described(folder: Path, config: dict[str, Any]) -> tuple[Model, tuple[int, int | None]]:
+def _description_of(folder: Path, config: dict[str, Any], parts: Sequence[type]) -> tuple[Model, Vocabularies]:
+    path = f"{folder}/config.json"
     try:
-        where = f"{folder}/config.json: model"
-        description: Model = from_dict(Model, config.get("model"), where=where)
-        vocabulary = from_dict(int, config.get("vocabulary"), where=f"{folder}/config.json: vocabulary")
-        other = from_dict(int | None, config.get("source_vocabulary"), where=f"{folder}/config.json")
-        for fact in (LONGEST_TEXT, LEARNT_LENGTH):
-            found = from_dict(int | None, config.get(fact), where=f"{folder}/config.json: {fact}")
-            if found is not None and found < 1:
-                raise ValueError(f"{fact} is {found}")
+        description: Model = from_dict(Model, config.get("model"), where=f"{path}: model", also=parts)
+        vocabulary = from_dict(int, config.get("vocabulary"), where=f"{path}: vocabulary")
+        source_vocabulary = from_dict(int | None, config.get("source_vocabulary"), where=path)
+        for key in (MAX_TEXT_LENGTH, TRAINED_LENGTH):
+            length = from_dict(int | None, config.get(key), where=f"{path}: {key}")
+            if length is not None and length < 1:
+                raise ValueError(f"{key} is {length}")
+    except UnknownKind:  # perhaps a part of the caller's own that was not passed; the message says how
+        raise
     except (InputError, TypeError, ValueError) as error:
-        raise DamagedFile(f"{folder}/config.json cannot be used: {error}") from error
-    return description, (vocabulary, other)
+        raise DamagedFile(f"{path} cannot be used: {error}") from error
+    return description, (vocabulary, source_vocabulary)
 
 
-def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | None]) -> None:
-    """Hold the config against the weights before anything is allocated."""
+def _check_shapes(folder: Path, description: Model, vocabularies: Vocabularies) -> None:
+    """Compare the parameters of the description with those of the weights before anything is allocated."""
     try:
         with torch.device("meta"):
             expected = {name: tuple(p.shape) for name, p in description.build(*vocabularies).named_parameters()}
@@ -133,25 +175,27 @@ def _compare(folder: Path, description: Model, vocabularies: tuple[int, int | No
     found = read_shapes(folder / WEIGHTS)
     for name, shape in expected.items():
         if name not in found:
-            raise messages.CONFIG_AND_WEIGHTS(what=f"{WEIGHTS} lacks {name}, which config.json asks for", folder=folder)
+            raise messages.CONFIG_AND_WEIGHTS(
+                what=f"{WEIGHTS} lacks {name}, which config.json describes", folder=folder
+            )
         if found[name] != shape:
             what = f"{name} is {found[name]} in {WEIGHTS}, config.json says {shape}"
             raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
     unknown = sorted(found.keys() - expected.keys())
     if unknown:
-        what = f"{WEIGHTS} holds {unknown[0]}, which config.json knows nothing of"
+        what = f"{WEIGHTS} holds {unknown[0]}, which config.json does not describe"
         raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
 
 
-def _generation(path: Path, network: Network) -> dict[str, Any]:
-    """How the model speaks; what we read of it must be what it should be."""
+def _read_generation_config(path: Path, network: Network) -> dict[str, Any]:
+    """Read generation_config.json and check the types of the settings we use."""
     if not path.exists():
         return {}
     found = read_json(path)
-    kinds: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
-    for name, kind in kinds.items():
+    types: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
+    for name, annotation in types.items():
         try:
-            found[name] = from_dict(kind, found[name], where=str(path)) if name in found else None
+            found[name] = from_dict(annotation, found[name], where=str(path)) if name in found else None
         except InputError as error:
             raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
     require_tokens(found, network, path)
@@ -159,52 +203,55 @@ def _generation(path: Path, network: Network) -> dict[str, Any]:
 
 
 def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer | None]:
-    """The tokenizers of a model folder of ours."""
-    roles = _roles(folder)
-    first = _tokenizer(folder / "tokenizer.json", roles[0])
+    """Read the tokenizers of a model folder of ours: the source's, and the target's where it has its own."""
+    special_tokens = _special_tokens(folder)
+    first = _read_tokenizer(folder / "tokenizer.json", special_tokens[0])
     path = folder / "target_tokenizer.json"
-    return first, _tokenizer(path, roles[1]) if path.exists() else None
+    return first, _read_tokenizer(path, special_tokens[1]) if path.exists() else None
 
 
-def _roles(folder: Path) -> tuple[Roles | None, Roles | None]:
-    """What the tokens of either tokenizer play, where config.json says so."""
+def _special_tokens(folder: Path) -> tuple[SpecialTokens | None, SpecialTokens | None]:
+    """The special tokens of both tokenizers, where config.json lists them."""
     path = folder / "config.json"
-    said = read_json(path).get("roles") if path.exists() else None
-    if said is None:
+    value = read_json(path).get("special_tokens") if path.exists() else None
+    if value is None:
         return None, None
     try:
-        first, second = from_dict(tuple[Roles | None, Roles | None], said, where=f"{path}: roles")
+        first, second = from_dict(
+            tuple[SpecialTokens | None, SpecialTokens | None], value, where=f"{path}: special_tokens"
+        )
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be used: {error}") from error
     return first, second
 
 
-def _tokenizers(folder: Path, vocabularies: tuple[int, int | None]) -> tuple[Tokenizer, Tokenizer | None]:
-    """Tokenizers that the model knows every token of."""
+def _checked_tokenizers(folder: Path, vocabularies: Vocabularies) -> tuple[Tokenizer, Tokenizer | None]:
+    """Read the tokenizers and check that the model's vocabulary holds all their tokens."""
     if vocabularies[1] is not None:
         require_file(folder / "target_tokenizer.json")
-    made = read_tokenizers(folder)
-    known = vocabularies[1] or vocabularies[0], vocabularies[0]
-    for tokenizer, size, name in zip(made, known, ("tokenizer.json", "target_tokenizer.json")):
+    tokenizers = read_tokenizers(folder)
+    sizes = vocabularies[1] or vocabularies[0], vocabularies[0]
+    for tokenizer, size, name in zip(tokenizers, sizes, ("tokenizer.json", "target_tokenizer.json")):
         if tokenizer is not None and tokenizer.vocabulary > size:
             raise messages.FOREIGN_TOKENIZER(path=folder / name, found=tokenizer.vocabulary, known=size)
-        if tokenizer is not None and tokenizer.roles is not None:
-            _require_tokens(tokenizer.roles, size, vocabularies[0], folder)
-    return made
+        if tokenizer is not None and tokenizer.special_tokens is not None:
+            _check_special_tokens(tokenizer.special_tokens, size, vocabularies[0], folder)
+    return tokenizers
 
 
-def _require_tokens(roles: Roles, size: int, said: int, folder: Path) -> None:
-    """Refuse parts that are played by tokens the model does not have; it begins with one of those it says."""
-    parts = roles.end, roles.pad, roles.unknown, roles.mask, *(roles.opening or ())
-    known = all(token is None or token in range(size) for token in parts)
-    if not known or not (roles.begin is None or roles.begin in range(said)) or roles.between not in (1, 2):
-        raise DamagedFile(f"{folder}/config.json cannot be used: roles names tokens that the model does not have. "
-                          "Restore it from a copy.")  # fmt: skip
+def _check_special_tokens(special: SpecialTokens, size: int, target_size: int, folder: Path) -> None:
+    """Raise an error if a special token is not in the vocabulary; the begin token belongs to the target's."""
+    tokens = special.eos, special.pad, special.unk, special.mask, *(special.prompt_prefix or ())
+    known = all(token is None or token in range(size) for token in tokens)
+    known = known and (special.bos is None or special.bos in range(target_size))
+    if not known or special.pair_separators not in (1, 2):
+        raise DamagedFile(f"{folder}/config.json cannot be used: special_tokens names tokens that the model does not "
+                          "have. Restore it from a copy.")  # fmt: skip
 
 
-def _tokenizer(path: Path, roles: Roles | None) -> Tokenizer:
+def _read_tokenizer(path: Path, special_tokens: SpecialTokens | None) -> Tokenizer:
     try:
-        return Tokenizer.from_json(read_bounded(path).decode(), roles)
+        return Tokenizer.from_json(read_bounded(path).decode(), special_tokens)
     except UnicodeDecodeError as error:
         raise DamagedFile(f"{path} cannot be used: it is not UTF-8. Restore it from a copy.") from error
     except DamagedFile as error:

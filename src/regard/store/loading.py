@@ -1,4 +1,4 @@
-"""What a model folder holds, whoever wrote it."""
+"""Loading checks shared by all kinds of model folders: paths, pickles, finite weights."""
 
 from __future__ import annotations
 
@@ -16,40 +16,38 @@ from regard.errors import DamagedFile
 from regard.models.model import Network
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-
-
-LONGEST_TEXT = "longest_text"  # in config.json: how many tokens of a text become its vector
-LEARNT_LENGTH = "learnt_length"  # in config.json: how many tokens it has learnt to read at once
+MAX_TEXT_LENGTH = "max_text_length"  # key of config.json: tokens of a text that are embedded; the rest is cut off
+TRAINED_LENGTH = "trained_length"  # key of config.json: the longest sequence, in tokens, of the training
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a folder holds."""
+    """The contents of a model folder."""
 
     network: Network
     tokenizers: tuple[Tokenizer, Tokenizer | None]
     config: dict[str, Any]
-    generation: dict[str, Any]
+    generation_config: dict[str, Any]
 
 
 def root_of(folder: Path) -> Path:
-    """Where a folder's files may lie: inside it, or, where it was downloaded, in the store its links point to."""
+    """The folder that must contain all files: the folder itself, or the hub's cache that a snapshot links to."""
     root = folder.resolve()
     return root.parent.parent if root.parent.name == "snapshots" else root
 
 
 def is_inside(folder: Path, name: str, file: str = "") -> bool:
-    """Whether this is the name of something in the folder, and it (or a file in it) leads nowhere else."""
+    """Whether `name` is a plain name and its path (or that of a file in it) resolves to a path inside the folder."""
     plain = Path(name).name == name and name.isprintable() and "\\" not in name and len(name.encode()) < 256
     try:
         return plain and (folder / name / file).resolve().is_relative_to(root_of(folder))
-    except (OSError, RuntimeError):  # a link that leads to itself
+    except (OSError, RuntimeError):  # a symbolic link to itself
         return False
 
 
 def refuse_pickles(folder: Path) -> None:
-    """A pickle could run code, so it is refused by name when there is nothing better."""
+    """Raise an error if a folder's only weights are a pickle, which could run code."""
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         return
     for name in PICKLES:
@@ -58,13 +56,13 @@ def refuse_pickles(folder: Path) -> None:
 
 
 def require_finite(name: str, tensor: Tensor, folder: Path) -> None:
-    """Refuse weights that would make every answer nothing."""
+    """Raise an error if a weight is NaN or infinite."""
     if not tensor.isfinite().all():
         raise DamagedFile(f"{name} holds a value that is not finite ({folder}). Copy or download the weights again.")
 
 
-def fill(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the parameters of their names."""
+def load_parameters(network: Network, tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors into the parameters of the same names."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(tensors[name])

@@ -1,4 +1,4 @@
-"""A process of its own that reads a pickle of plain tensors and writes them as safetensors; nothing else is allowed."""
+"""A separate process that reads a pickle of plain tensors and writes safetensors; nothing else is allowed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def main(target: str, *sources: str) -> None:
-    """Write what the sources hold, each tensor by itself."""
+    """Write the tensors of all sources to one safetensors file."""
     tensors: dict[str, Tensor] = {}
     for source in sources:
-        held = torch.load(source, map_location="cpu", weights_only=True)
-        held = held.get("state_dict", held) if isinstance(held, dict) else {}
-        tensors |= {str(name): value.clone().contiguous() for name, value in held.items() if isinstance(value, Tensor)}
+        state = torch.load(source, map_location="cpu", weights_only=True)
+        state = state.get("state_dict", state) if isinstance(state, dict) else {}
+        tensors |= {str(name): value.clone().contiguous() for name, value in state.items() if isinstance(value, Tensor)}
     if not tensors:
         raise ValueError("it holds no tensors by name")
     save_file(tensors, Path(target), metadata={"format": "pt"})

@@ -1,1 +1,1 @@
-"""Training: settings, optimizers, the step, the loop, and what protects a run."""
+"""Training: settings, steps, the loop, validation, distributed strategies, logs."""

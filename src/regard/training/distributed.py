@@ -1,4 +1,4 @@
-"""Several processes learn as one: who they are, how they agree, and how the weights lie among them."""
+"""Distributed training: the processes of a run, and how they share the weights: DDP or FSDP."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from regard.models.model import Network
 
 T = TypeVar("T")
 
-_MEETING = timedelta(minutes=10)  # until all processes have started
-_PATIENCE = timedelta(days=7)  # while the first process judges, saves or prepares
+_RENDEZVOUS = timedelta(minutes=10)  # until all processes have started
+_PATIENCE = timedelta(days=7)  # while rank 0 validates, saves or prepares
 
 
 class World:
-    """The processes of a run; here: one on its own."""
+    """The processes of a run; here: a single one."""
 
     rank, size = 0, 1
 
@@ -37,70 +37,70 @@ class World:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that judges, saves and speaks for all."""
+        """Whether this is rank 0, which validates, saves and writes messages."""
         return self.rank == 0
 
     def gather(self, *numbers: float) -> list[tuple[float, ...]]:
-        """Every process' numbers, by rank."""
+        """All-gather: the numbers of every process, by rank."""
         return [numbers]
 
-    def rows(self, own: Tensor) -> Tensor:
-        """Rows that were dealt round to the processes, together again; each has as many."""
+    def gather_rows(self, own: Tensor) -> Tensor:
+        """All-gather the rows of a tensor that are split over the processes; row i belongs to rank i % size."""
         return own
 
-    def lead(self, work: Callable[[], float | None]) -> float:
-        """The first process works while the others wait; -> what it found, or 0."""
+    def on_rank_zero(self, work: Callable[[], float | None]) -> float:
+        """Do some work on rank 0 while the others wait; -> its result, or 0."""
         return work() or 0
 
-    def in_turn(self, work: Callable[[], T]) -> T:
-        """The first process works, then the others do, who find what it left; -> what each made."""
+    def rank_zero_first(self, work: Callable[[], T]) -> T:
+        """Do some work on rank 0, then on the others, which find its files; -> the result of each."""
         return work()
 
-    def spread(self, network: Network, how: Literal["replicate", "shard"]) -> Spread:
-        """Lay out the weights among the processes."""
-        return Spread(network)
+    def strategy(self, network: Network, how: Literal["replicate", "shard"]) -> Strategy:
+        """The strategy by which the processes share the weights."""
+        return Strategy(network)
 
 
-class Spread:
-    """How the weights lie among the processes; here: all of them in the one there is."""
+class Strategy:
+    """How the processes share weights and gradients; here: a single process holds all."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
 
     def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, auxiliary: Tensor | None) -> Tensor:
-        """The network's loss; its gradients are averaged over all processes on the way back."""
+        """The network's loss; the backward pass averages its gradients over all processes."""
         return self.network.loss(inputs, targets, smoothing, auxiliary)
 
     def part(self, *, last: bool) -> AbstractContextManager[object]:
-        """Around each part of a step: only the last one's way back averages gradients."""
+        """A context for each part of a step (gradient accumulation): only the last one averages gradients."""
         return nullcontext()
 
-    def rehearse(self, step: Callable[[], object]) -> None:
-        """Go forward and back once for nothing, where the first time is not like all others."""
+    def warm_up(self, step: Callable[[], object]) -> None:
+        """Do a forward and backward pass without effect, where the first one differs from all others."""
 
-    def full(self, tensor: Tensor) -> Tensor:
-        """A tensor with all that other processes hold of it."""
+    def unsharded(self, tensor: Tensor) -> Tensor:
+        """A whole tensor from its shards."""
         return tensor
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors with all that other processes hold of them; the first process is sure to get them."""
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors from their shards, at least on rank 0."""
         return dict(tensors)
 
-    def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The opposite of `whole`: of full tensors, what this process holds ("name" or "name/what")."""
+    def sharded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The inverse of `gathered`: this process' shards of whole tensors, named by parameter or "parameter/state"."""
         return dict(tensors)
 
-    def plain(self) -> Network:
-        """A network that the first process can use on its own."""
+    def local_network(self) -> Network:
+        """A network that rank 0 can use without the others."""
         return self.network
 
 
-class Replicated(Spread):
-    """Every process holds all weights."""
+class Replicated(Strategy):
+    """Distributed data parallel (DDP): every process holds all weights."""
 
     @cached_property
     def module(self) -> nn.parallel.DistributedDataParallel:
-        """What averages gradients; made when it is known which weights learn."""
+        """The module that averages gradients; built once it is known which parameters are trained."""
         return nn.parallel.DistributedDataParallel(Loss(self.network), gradient_as_bucket_view=True)
 
     def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, auxiliary: Tensor | None) -> Tensor:
@@ -109,9 +109,9 @@ class Replicated(Spread):
     def part(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.module.no_sync()
 
-    def rehearse(self, step: Callable[[], object]) -> None:
-        # After the first way back gradients are bundled anew, and so summed in another order: a run that goes on
-        # would differ from one that never stopped.
+    def warm_up(self, step: Callable[[], object]) -> None:
+        # After the first backward pass DDP rebuilds its gradient buckets, which changes the order of summation: without
+        # a warm-up a resumed run would differ from one that never stopped.
         step()
         self.network.zero_grad()
 
@@ -127,8 +127,8 @@ class Loss(nn.Module):
         return self.network.loss(inputs, targets, smoothing, auxiliary)
 
 
-class Sharded(Spread):
-    """Every process holds a slice of each weight, and gets the others' layer by layer when it needs them."""
+class Sharded(Strategy):
+    """Fully sharded data parallel (FSDP): every process holds a shard of each weight, and gathers a layer to use it."""
 
     def __init__(self, network: Network, world: World) -> None:
         from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
@@ -136,7 +136,7 @@ class Sharded(Spread):
         super().__init__(network)
         self.world = world
         for stack in (network.encoder, network.decoder):
-            for layer in cast(nn.ModuleList, stack.wiring.layers) if stack is not None else ():
+            for layer in cast(nn.ModuleList, stack.layers) if stack is not None else ():
                 fully_shard(layer)
         self.root = fully_shard(network)
         register_fsdp_forward_method(network, "loss")
@@ -145,20 +145,20 @@ class Sharded(Spread):
         self.root.set_requires_gradient_sync(last)
         return nullcontext()
 
-    def full(self, tensor: Tensor) -> Tensor:
+    def unsharded(self, tensor: Tensor) -> Tensor:
         from torch.distributed.tensor import DTensor
 
         return cast(DTensor, tensor.detach()).full_tensor() if isinstance(tensor, DTensor) else tensor
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = {}
         for name, tensor in tensors.items():
-            full = self.full(tensor)
+            whole = self.unsharded(tensor)
             if self.world.first:
-                found[name] = full.cpu()
+                found[name] = whole.cpu()
         return found
 
-    def own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def sharded(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         from torch.distributed.tensor import DTensor, distribute_tensor
 
         parameters = cast(dict[str, DTensor], dict(self.network.named_parameters()))
@@ -166,18 +166,18 @@ class Sharded(Spread):
         for name, tensor in tensors.items():
             like = parameters[name.partition("/")[0]]
             found[name] = tensor
-            if tensor.shape == like.shape:  # and not a count of steps
-                located = tensor.to(like.device), like.device_mesh, like.placements
-                found[name] = distribute_tensor(*located, src_data_rank=None)
+            if tensor.shape == like.shape:  # and is not the optimizer's count of steps
+                placement = like.device_mesh, like.placements
+                found[name] = distribute_tensor(tensor.to(like.device), *placement, src_data_rank=None)
         return found
 
-    def plain(self) -> Network:
+    def local_network(self) -> Network:
         network = self.network.description.build(self.network.vocabulary, self.network.source_vocabulary)
         return network.to(self.world.device)
 
 
-class Many(World):
-    """One of the processes that torchrun started."""
+class DistributedWorld(World):
+    """One of several processes that torchrun started."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -190,45 +190,45 @@ class Many(World):
         dist.all_gather(everyone, own)
         return [tuple(row.tolist()) for row in everyone]
 
-    def rows(self, own: Tensor) -> Tensor:
+    def gather_rows(self, own: Tensor) -> Tensor:
         everyone = [torch.empty_like(own) for _ in range(self.size)]
         dist.all_gather(everyone, own.contiguous())
         return torch.stack(everyone, dim=1).flatten(0, 1)
 
-    def lead(self, work: Callable[[], float | None]) -> float:
-        said = torch.zeros((), dtype=torch.float64)
+    def on_rank_zero(self, work: Callable[[], float | None]) -> float:
+        result = torch.zeros((), dtype=torch.float64)
         if self.first:
             try:
-                said.fill_(work() or 0)
+                result.fill_(work() or 0)
             except BaseException:
                 with suppress(RuntimeError):
-                    dist.broadcast(said.fill_(math.nan), 0, group=self.patient)
+                    dist.broadcast(result.fill_(math.nan), 0, group=self.patient)
                 raise
-        dist.broadcast(said, 0, group=self.patient)
-        if said.isnan():
-            raise RunFailed("the first process of this run has failed. Its own line says why.")
-        return float(said)
+        dist.broadcast(result, 0, group=self.patient)
+        if result.isnan():
+            raise RunFailed("rank 0 of this run has failed. Its own message tells why.")
+        return float(result)
 
-    def in_turn(self, work: Callable[[], T]) -> T:
+    def rank_zero_first(self, work: Callable[[], T]) -> T:
         made: list[T] = []
-        self.lead(lambda: made.append(work()))
+        self.on_rank_zero(lambda: made.append(work()))
         found = made[0] if made else work()
         dist.barrier(group=self.patient)
         return found
 
-    def spread(self, network: Network, how: Literal["replicate", "shard"]) -> Spread:
+    def strategy(self, network: Network, how: Literal["replicate", "shard"]) -> Strategy:
         return Sharded(network, self) if how == "shard" else Replicated(network)
 
 
 @contextmanager
-def joined(device: torch.device, timeout: int) -> Iterator[World]:
-    """The world that torchrun's environment tells of; who loses the others ends with one line."""
+def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
+    """Join the processes that torchrun started; a process that loses the others fails with one line."""
     rank = int(os.environ.get("RANK", 0))
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield World(device)
         return
     try:
-        world = Many(_meet(device, timeout))
+        world = DistributedWorld(_rendezvous(device, timeout))
         yield world
     except RegardError as error:
         if rank:
@@ -238,16 +238,16 @@ def joined(device: torch.device, timeout: int) -> Iterator[World]:
         if not isinstance(error, dist.DistError | ConnectionError) and "gloo" not in str(error):
             raise
         late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        what = f"has been silent for {timeout} s or more (train.timeout)" if late else "has ended"
+        what = f"has not responded for {timeout} s or more (train.timeout)" if late else "has ended"
         raise RunFailed(
-            f"rank {rank}: another process of this run {what}. Run the same command to go on; "
-            "with torchrun --max-restarts it does so by itself."
+            f"rank {rank}: another process of this run {what}. Run the same command to resume; "
+            "torchrun --max-restarts does so by itself."
         ) from error
     dist.destroy_process_group()
 
 
-def _meet(device: torch.device, timeout: int) -> torch.device:
-    """Find the other processes; -> the device of this one."""
+def _rendezvous(device: torch.device, timeout: int) -> torch.device:
+    """Find the other processes and start the process group; -> the device of this process."""
     cuda = device.type == "cuda"
     if cuda:
         local, found = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
@@ -255,29 +255,29 @@ def _meet(device: torch.device, timeout: int) -> torch.device:
             raise InputError(f"{found} GPUs for more processes (--nproc-per-node). Use --nproc-per-node {found}.")
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    shared, rank, size = next(rendezvous("env://", timeout=_MEETING))
-    store = PrefixStore(_round(shared, rank, size), shared)
+    shared, rank, size = next(rendezvous("env://", timeout=_RENDEZVOUS))
+    store = PrefixStore(_agreed_prefix(shared, rank, size), shared)
     backend, limit = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     return device if cuda else torch.device("cpu")
 
 
-def _round(store: Store, rank: int, size: int) -> str:
-    """A name for this meeting that all agree on; the store still knows what processes that are gone had written.
+def _agreed_prefix(store: Store, rank: int, size: int) -> str:
+    """A fresh key prefix that all processes agree on: the store may still hold keys of processes that have ended.
 
-    The first process thinks of a name and tells it to whoever is here, until each has said it back.
+    Rank 0 draws the prefix and sends it to every process that has registered, until each has confirmed it.
     """
     own = uuid.uuid4().hex
     if rank:
-        store.set(f"here/{rank}", own)
-        name: str = store.get(f"name/{own}").decode()
-        store.set(f"{name}/{rank}", "")
-        return name
-    late, missing = time.monotonic() + _MEETING.total_seconds(), set(range(1, size))
+        store.set(f"registered/{rank}", own)
+        prefix: str = store.get(f"prefix/{own}").decode()
+        store.set(f"{prefix}/{rank}", "")
+        return prefix
+    late, missing = time.monotonic() + _RENDEZVOUS.total_seconds(), set(range(1, size))
     while missing:
         for other in missing:
-            if store.check([f"here/{other}"]):
-                store.set(f"name/{store.get(f'here/{other}').decode()}", own)
+            if store.check([f"registered/{other}"]):
+                store.set(f"prefix/{store.get(f'registered/{other}').decode()}", own)
         missing = {other for other in missing if not store.check([f"{own}/{other}"])}
         if missing and time.monotonic() > late:
             raise dist.DistStoreError(f"timed out waiting for ranks {sorted(missing)}")

@@ -1,4 +1,4 @@
-"""What protects a run: one process a folder, and signals that save before they end."""
+"""The lock of a run's folder, and signals (SIGINT, SIGTERM) that end a run after a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from types import FrameType
 
 from regard import messages
 from regard.errors import DiskTrouble, InputError
-from regard.store.files import PART, disk_trouble
+from regard.store.files import PARTIAL, disk_errors
 
 
 @contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system lets go of it when the process ends, however it ends."""
-    prepare(folder)
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; the system releases it when the process ends, however it ends."""
+    make_writable(folder)
     with open(folder / ".lock", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -33,17 +33,17 @@ def only_one(folder: Path) -> Iterator[None]:
         except OSError as error:
             raise InputError(f"{folder} cannot be locked: {error.strerror}. Choose --out on another disk.") from None
         holder = f"process {os.getpid()} on host {socket.gethostname()} (started {time.strftime('%H:%M')})"
-        with disk_trouble(folder / ".lock", len(holder)):
+        with disk_errors(folder / ".lock", len(holder)):
             lock.truncate(0)
             os.write(lock.fileno(), holder.encode())
-        for left in folder.glob(f".*{PART}"):  # by a process that was killed while it wrote
+        for left in folder.glob(f".*{PARTIAL}"):  # by a process that was killed while writing
             left.unlink(missing_ok=True)
         yield
 
 
-def prepare(folder: Path) -> None:
-    """Make the folder, and be sure that it can be written to before any work is done."""
-    probe = folder / f".probe-{os.getpid()}{PART}"
+def make_writable(folder: Path) -> None:
+    """Create the folder, and test that it can be written to before any work is done."""
+    probe = folder / f".probe-{os.getpid()}{PARTIAL}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -55,25 +55,25 @@ def prepare(folder: Path) -> None:
 
 
 class Signals:
-    """Notices the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """Records the first SIGINT or SIGTERM; a second one ends the process at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
 
     @contextmanager
     def watched(self) -> Iterator[Signals]:
-        """Watch for signals (in the main thread; elsewhere Python cannot) until the end of the block."""
+        """Record signals until the end of the block; Python can do so in the main thread only."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._notice) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _notice(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
             os._exit(128 + number)
         self.received = number

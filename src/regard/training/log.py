@@ -1,4 +1,4 @@
-"""What is written down while a model learns: metrics.jsonl for programs, TensorBoard for people."""
+"""Logs of a training run: metrics.jsonl, TensorBoard, and progress on the terminal."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from regard.errors import DiskTrouble
-from regard.store.files import disk_trouble, write_file
+from regard.store.files import disk_errors, write_file
 from regard.training.step import Step
 from regard.training.validate import Validation
 
 
-class Tail:
-    """A file that grows by whole records; what the disk has no room for waits in memory until it has."""
+class Appender:
+    """Appends whole records to a file; while the disk is full, records wait in memory."""
 
     def __init__(self, path: Path, note: Callable[[str], None]) -> None:
         self.path, self.note = path, note
         self.waiting: list[bytes] = []
 
     def add(self, record: bytes) -> None:
-        """Append a record, after those that wait; trouble is said once and stops nothing."""
+        """Append a record after those that wait; a full disk is reported once and does not stop the run."""
         try:
             self.append(b"".join([*self.waiting, record]))
             self.waiting = []
         except DiskTrouble as error:
             if not self.waiting:
-                self.note(f"warning: {error} Training goes on and tries again.")
+                self.note(f"warning: {error} Training continues and tries again.")
             self.waiting.append(record)
 
     def append(self, content: bytes) -> None:
-        """All or nothing."""
-        with disk_trouble(self.path, len(content)), open(self.path, "ab", buffering=0) as file:
+        """Append all of the content or nothing."""
+        with disk_errors(self.path, len(content)), open(self.path, "ab", buffering=0) as file:
             end, rest = file.tell(), content
             try:
                 while rest:
@@ -53,16 +53,16 @@ class Tail:
 
 
 class Log:
-    """Appends to metrics.jsonl and to TensorBoard; on resume both forget what came after the checkpoint.
+    """Appends to metrics.jsonl and TensorBoard; on resume both drop what is later than the checkpoint.
 
-    `unlogged` are the lines that waited for room on the disk when the checkpoint was made.
+    `unlogged` are the lines that still waited for room on the disk when the checkpoint was saved.
     """
 
     def __init__(self, folder: Path, step: int, unlogged: Sequence[str], note: Callable[[str], None]) -> None:
-        self.lines = Tail(folder / "metrics.jsonl", note)
-        self.board = Tail(_events(folder / "tensorboard"), note)
+        self.lines = Appender(folder / "metrics.jsonl", note)
+        self.board = Appender(_events(folder / "tensorboard"), note)
         self.board.add(_record(file_version="brain.Event:2"))
-        self.board.add(_record(step=step + 1, session_log={"status": "START"}))  # earlier files are void from here on
+        self.board.add(_record(step=step + 1, session_log={"status": "START"}))  # voids later events of earlier files
         kept: list[bytes] = []
         if self.lines.path.exists():
             kept = [line for line in self.lines.path.read_bytes().splitlines(keepends=True) if _until(line, step)]
@@ -73,22 +73,22 @@ class Log:
 
     @property
     def unlogged(self) -> list[str]:
-        """The lines that wait."""
+        """The lines that wait for room on the disk."""
         return [line.decode() for line in self.lines.waiting if line]
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """One line, and one point a number."""
+        """Append a line of metrics."""
         self.append(json.dumps({"step": step, **values}) + "\n")
 
     def close(self) -> None:
-        """Try a last time to write what waits, and say what is left."""
+        """Try a last time to write the lines that wait, and report those that remain."""
         if self.lines.waiting:
             self.lines.add(b"")
         if self.lines.waiting:
             self.lines.note(f"warning: {len(self.unlogged):,} lines could not be written to {self.lines.path}.")
 
     def append(self, line: str) -> None:
-        """Write a line, and show it."""
+        """Append a line to metrics.jsonl, and its numbers to TensorBoard."""
         self.lines.add(line.encode())
         values = json.loads(line)
         points = [
@@ -100,14 +100,14 @@ class Log:
 
 
 def _events(folder: Path) -> Path:
-    """A file of a name by which TensorBoard knows what it holds; a process has its own."""
-    with disk_trouble(folder, 0):
+    """The path of a TensorBoard event file, one per process."""
+    with disk_errors(folder, 0):
         folder.mkdir(exist_ok=True)
     return folder / f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.0"
 
 
 def _record(**fields: Any) -> bytes:
-    """An event as TensorBoard keeps it."""
+    """An event as a TensorBoard record."""
     from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
     from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
@@ -117,36 +117,36 @@ def _record(**fields: Any) -> bytes:
 
 
 def _until(line: bytes, step: int) -> bool:
-    """Whether a line is whole and not later than the step."""
+    """Whether a line is complete and not later than the step."""
     try:
         values = json.loads(line)
-        # What was judged after the last step is judged again.
+        # The validation after the last step is repeated.
         return line.endswith(b"\n") and int(values["step"]) <= step and not values.get("last")
     except (ValueError, KeyError, TypeError):
         return False
 
 
 class Watcher(Protocol):
-    """Is told how the run goes."""
+    """Receives the progress of a run."""
 
     def begin(self, step: int, steps: int) -> None:
         """The run starts at this step."""
 
     def note(self, text: str) -> None:
-        """Something a person should know."""
+        """A message for a person."""
 
     def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
-        """A step was taken."""
+        """A step is done."""
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
-        """A validation was done."""
+        """A validation is done."""
 
     def end(self) -> None:
         """The run is over."""
 
 
 class Quiet:
-    """Says nothing."""
+    """Prints nothing."""
 
     def begin(self, step: int, steps: int) -> None: ...
     def note(self, text: str) -> None: ...
@@ -156,50 +156,50 @@ class Quiet:
 
 
 class Lines(Quiet):
-    """Plain lines on standard output, for pipes and log files: validations, a step now and then, the last step."""
+    """Plain lines on standard output, for pipes and log files: validations, some steps, the last step."""
 
     def __init__(self, every: float = 10.0) -> None:
-        self.every = every  # seconds at least between two lines of steps
+        self.every = every  # minimum seconds between two lines about steps
         self.first = self.steps = 0
-        self.began = self.said = 0.0
+        self.began = self.printed = 0.0
 
     def begin(self, step: int, steps: int) -> None:
         self.first, self.steps = step, steps
-        self.began = self.said = time.monotonic()
+        self.began = self.printed = time.monotonic()
 
     def note(self, text: str) -> None:
-        _say(text)
+        _print(text)
 
     def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
         now = time.monotonic()
-        if number < self.steps and now < self.said + self.every:
+        if number < self.steps and now < self.printed + self.every:
             return
-        self.said = now
+        self.printed = now
         left = (self.steps - number) * (now - self.began) / (number - self.first)
         speed = f"{tokens_per_second:,.0f} tokens/s" + (f", about {span(left)} left" if left >= 1 else "")
-        _say(f"step {number:,} of {self.steps:,}: training loss {step.loss:.4g}, {speed}")
+        _print(f"step {number:,} of {self.steps:,}: training loss {step.loss:.4g}, {speed}")
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
-        _say(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
+        _print(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
 
 
 class Bar(Quiet):
-    """A live line on a terminal: loss, speed, time left; validations scroll above it."""
+    """A progress bar on a terminal: loss, speed, time left; validations scroll above it."""
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
         self.bar = Progress(
-            TextColumn("[bold]learning"),
+            TextColumn("[bold]training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
             console=self.console,
         )
         self.task: TaskID | None = None
 
     def begin(self, step: int, steps: int) -> None:
-        self.task = self.bar.add_task("learning", total=steps, completed=step, said="")
+        self.task = self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
 
     def note(self, text: str) -> None:
@@ -207,40 +207,40 @@ class Bar(Quiet):
 
     def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
         if self.task is not None:
-            said = f"loss [bold]{step.loss:.3f}[/] · {tokens_per_second:,.0f} tokens/s"
-            self.bar.update(self.task, completed=number, said=said)
+            status = f"loss [bold]{step.loss:.3f}[/] · {tokens_per_second:,.0f} tokens/s"
+            self.bar.update(self.task, completed=number, status=status)
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
         mark = " [green]best so far[/]" if better else ""
         self.console.print(f"[bold]step {number:,}[/] {escape(summary(validation))}{mark}", highlight=False)
         for sample in validation.samples:
-            right = sample.said == sample.expected
-            verdict = "[green]right[/]" if right else f"[dim]expected {short(sample.expected)}[/]"
-            self.console.print(f"   {short(sample.source)} → {short(sample.said)}  {verdict}", highlight=False)
+            exact = sample.output == sample.reference
+            verdict = "[green]exact[/]" if exact else f"[dim]reference {short(sample.reference)}[/]"
+            self.console.print(f"   {short(sample.source)} → {short(sample.output)}  {verdict}", highlight=False)
 
     def end(self) -> None:
         self.bar.stop()
 
 
-def _say(line: str) -> None:
-    """Print a line; a full disk under the output, or nobody who reads it any more, is no reason to stop learning."""
+def _print(line: str) -> None:
+    """Print a line; a full disk or a closed pipe does not stop the run."""
     with suppress(OSError):
         print(line, flush=True)
 
 
-def short(text: str, longest: int = 60) -> str:
-    """A text that fits on a line beside others, safe for the console."""
+def short(text: str, max_characters: int = 60) -> str:
+    """A text on one line, truncated, with markup escaped."""
     line = " ".join(text.split())
-    return escape(line if len(line) <= longest else line[: longest - 1] + "…")
+    return escape(line if len(line) <= max_characters else line[: max_characters - 1] + "…")
 
 
 def summary(validation: Validation) -> str:
-    """The numbers of a validation in one line."""
-    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in validation.numbers.items())
+    """The metrics of a validation in one line."""
+    return ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in validation.metrics.items())
 
 
 def span(seconds: float) -> str:
-    """A time as people say it: in seconds, minutes, hours or days."""
+    """A duration in seconds, minutes, hours or days, whichever is readable."""
     if seconds < 1:
         return "less than a second"
     for unit, size, most in (("second", 1, 120), ("minute", 60, 120), ("hour", 3600, 48)):
@@ -250,11 +250,11 @@ def span(seconds: float) -> str:
 
 
 def _count(value: float, unit: str) -> str:
-    """So many of a unit, with a fraction only where it matters: 1 second, 2.5 hours, 31 hours."""
-    said = f"{value:.1f}".removesuffix(".0") if value < 10 and unit != "second" else f"{value:.0f}"
-    return f"{said} {unit}{'' if said == '1' else 's'}"
+    """A number with its unit, with a fraction only where it matters: 1 second, 2.5 hours, 31 hours."""
+    number = f"{value:.1f}".removesuffix(".0") if value < 10 and unit != "second" else f"{value:.0f}"
+    return f"{number} {unit}{'' if number == '1' else 's'}"
 
 
 def watcher() -> Watcher:
-    """A live line where a person watches, plain lines elsewhere."""
+    """A progress bar on a terminal, plain lines elsewhere."""
     return Bar() if sys.stderr.isatty() else Lines()

@@ -1,4 +1,4 @@
-"""The one training loop: learn, validate, save, and go on after anything as if nothing had happened."""
+"""The training loop: train, validate, save checkpoints, stop early, average checkpoints, resume bit-identically."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from regard import messages
-from regard.data.batching import Place
+from regard.data.batching import Cursor
 from regard.data.read.corpus import Corpus
 from regard.data.samples import Samples
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import DiskTrouble, Interrupted, RegardError, RunFailed
 from regard.models.model import Network
-from regard.store.checkpoint import Checkpoint, checkpoints, prune, save_checkpoint, steps_found
-from regard.store.files import disk_trouble, unwatched, write_file
+from regard.store.checkpoint import Checkpoint, checkpoints_folder, prune, save_checkpoint, saved_steps
+from regard.store.files import disk_errors, ignore_write_point, write_file
 from regard.store.folder import write_weights
 from regard.training.distributed import World
 from regard.training.log import Log, Watcher
@@ -32,23 +32,23 @@ from regard.training.validate import Validation, validate
 
 @dataclass(frozen=True)
 class Job:
-    """All that a run needs besides a folder."""
+    """The inputs of a run, besides its folder."""
 
     network: Network
     tokenizers: tuple[Tokenizer, Tokenizer | None]
     train: Samples
     valid: tuple[Corpus, Samples] | None
     settings: Training
-    fingerprint: dict[str, Any]  # what must be the same when the run goes on
+    resume_facts: dict[str, Any]  # must be equal when the run resumes
     card: Callable[[dict[str, Any]], str]  # README.md from the run's results
-    start: Checkpoint | None = None  # where the run goes on
-    changed: tuple[str, ...] = ()  # "train" or "valid", where that text is another than the checkpoint's
+    start: Checkpoint | None = None  # to resume from
+    changed: tuple[str, ...] = ()  # "train", "valid": splits with other text than the checkpoint's
 
 
 class Run:
-    """A job in its folder."""
+    """A training run in its folder."""
 
-    reached = staticmethod(unwatched)
+    on_write_point = staticmethod(ignore_write_point)
 
     def __init__(
         self, job: Job, folder: Path, device: torch.device, watcher: Watcher, world: World | None = None
@@ -56,65 +56,66 @@ class Run:
         self.job, self.folder, self.watcher, self.world = job, folder, watcher, world or World(device)
         self.trainer = Trainer(job.network, job.train, job.settings, device, self.world)
         self.best: dict[str, Any] | None = None  # step and value of the weights in model.safetensors
-        self.worse = 0  # validations since then
-        self.seconds = 0.0  # spent learning, over all the run's lives
+        self.worse = 0  # validations since then, for early stopping
+        self.seconds = 0.0  # of training, all resumes included
         self.finished = False
         self.saved: int | None = None
-        self.unkept: dict[str, Tensor] | None = None  # what model.safetensors should hold, while the disk is full
-        self.unsaved: list[Snapshot] = []  # checkpoints that the average will need, while the disk is full
+        # While the disk is full: the weights for model.safetensors, and checkpoints to be averaged at the end.
+        self.unwritten: dict[str, Tensor] | None = None
+        self.unsaved: list[Snapshot] = []
         self.unlogged: list[str] = []
         if job.start is not None:
             self.restore(job.start)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint."""
+        """Resume from a checkpoint."""
         state = checkpoint.state()
-        self.trainer.restore(checkpoint, state["position"])
+        self.trainer.restore(checkpoint, state["trainer"])
         self.best, self.worse, self.seconds = state["best"], state["worse"], state["seconds"]
-        self.finished = state["finished"] and (self.trainer.step >= self.job.settings.steps or self.stopping)
+        self.finished = state["finished"] and (self.trainer.step >= self.job.settings.steps or self.out_of_patience)
         self.saved, self.unlogged = checkpoint.step, state["unlogged"]
         if "train" in self.job.changed:
-            self.trainer.place = Place(self.trainer.place.epoch + 1)
+            self.trainer.cursor = Cursor(self.trainer.cursor.epoch + 1)
         if "valid" in self.job.changed:
             self.best, self.worse = None, 0
         if self.trainer.step:
             self.watcher.note(f"resuming at step {self.trainer.step:,} of {self.job.settings.steps:,}")
 
-    def go(self) -> None:
-        """Learn until the last step, a signal, or until validations stop improving."""
+    def train(self) -> None:
+        """Train until the last step, a signal, or early stopping."""
         if self.finished:
-            self.watcher.note(f"{self.folder} is finished at step {self.trainer.step:,}. {self.remedy}")
+            self.watcher.note(f"{self.folder} is finished at step {self.trainer.step:,}. {self.how_to_continue}")
             return
         if self.world.first:
             self.log = Log(self.folder, self.trainer.step, self.unlogged, self.watcher.note)
-        with disk_trouble(checkpoints(self.folder), 0):
-            checkpoints(self.folder).mkdir(exist_ok=True)  # by which a model is known to be a run's own
+        with disk_errors(checkpoints_folder(self.folder), 0):
+            checkpoints_folder(self.folder).mkdir(exist_ok=True)  # marks the model of this folder as a run's own
         self.watcher.begin(self.trainer.step, self.job.settings.steps)
         try:
             with self.trainer.signals.watched():
-                self.learn()
+                self.loop()
                 self.finish()
         except RunFailed as error:
-            raise RunFailed(f"{error} {self.intact}") from error
+            raise RunFailed(f"{error} {self.last_checkpoint}") from error
         finally:
             if self.world.first:
                 self.log.close()
             self.watcher.end()
 
-    def learn(self) -> None:
-        """The loop."""
+    def loop(self) -> None:
+        """Take steps, validate and save."""
         settings, trainer = self.job.settings, self.trainer
         pace = Pace()
-        while trainer.step < settings.steps and not self.stopping:
+        while trainer.step < settings.steps and not self.out_of_patience:
             step = trainer.advance()
-            if step.cut:
-                self.watcher.note(messages.CUT(step=trainer.step, parts=step.cut))
-            self.seconds += pace.took(step)
+            if step.accumulate:
+                self.watcher.note(messages.CUT(step=trainer.step, parts=step.accumulate))
+            self.seconds += pace.count(step)
             self.watcher.stepped(trainer.step, step, pace.tokens_per_second)
             if self.world.first and trainer.step % settings.log_every == 0:
-                self.log.write(trainer.step, self.measured(step, pace))
+                self.log.write(trainer.step, self.metrics(step, pace))
             if self.job.valid is not None and trainer.step % settings.valid_every == 0:
-                self.worse = 0 if self.judge(trainer.best_guess()) else self.worse + 1
+                self.worse = 0 if self.validate(trainer.evaluated_weights()) else self.worse + 1
                 pace = Pace()
             if trainer.step % settings.save_every == 0:
                 self.save()
@@ -123,149 +124,150 @@ class Run:
                 self.interrupted(step.signal)
 
     @property
-    def remedy(self) -> str:
-        """How a finished run may go on."""
-        if self.stopping:
-            return "Raise train.patience to go on."
-        if self.job.settings.schedule.aims:
-            return "Its rate has come down to the end; to learn longer, choose another --out."
-        return "Raise train.steps to go on."
+    def how_to_continue(self) -> str:
+        """How to train a finished run further."""
+        if self.out_of_patience:
+            return "Raise train.patience to continue."
+        if self.job.settings.schedule.needs_total_steps:
+            return "Its learning rate has reached the end of its schedule; to train longer, choose another --out."
+        return "Raise train.steps to continue."
 
     @property
-    def intact(self) -> str:
-        """What a run that cannot go on has not lost."""
+    def last_checkpoint(self) -> str:
+        """A sentence about the newest checkpoint, for error messages."""
         return "Nothing is saved yet." if self.saved is None else f"Last good checkpoint: step {self.saved:,}."
 
-    def measured(self, step: Step, pace: Pace) -> dict[str, float]:
-        """What is written down of a step."""
+    def metrics(self, step: Step, pace: Pace) -> dict[str, float]:
+        """The metrics of a step, for the log."""
         return {
             "loss": step.loss,
-            "gradient_norm": step.norm,
-            "rate": step.learning_rate,
-            "epoch": self.trainer.place.epoch,
+            "gradient_norm": step.gradient_norm,
+            "learning_rate": step.learning_rate,
+            "epoch": self.trainer.cursor.epoch,
             "tokens_per_second": round(pace.tokens_per_second),
             "seconds": round(self.seconds, 2),
         }
 
     @property
-    def stopping(self) -> bool:
-        """Whether patience has run out."""
+    def out_of_patience(self) -> bool:
+        """Early stopping: whether too many validations in a row brought no improvement."""
         return self.job.settings.patience is not None and self.worse >= self.job.settings.patience
 
     def interrupted(self, number: int) -> None:
-        """Save where we are, and say how to go on."""
+        """Save a checkpoint and end the run."""
         self.save(last=True)
         name = signal.Signals(number).name
         raise Interrupted(
             f"stopped by {name} at step {self.trainer.step:,}; it is saved in {self.folder}. "
-            "Run the same command to go on.",
+            "Run the same command to resume.",
             signal=number,
         )
 
-    def judge(self, weights: dict[str, Tensor]) -> bool:
-        """The first process validates; -> whether these are the best weights so far."""
-        return bool(self.world.lead(lambda: self.validate(weights)))
+    def validate(self, weights: dict[str, Tensor]) -> bool:
+        """Validate on rank 0; -> whether these are the best weights so far."""
+        return bool(self.world.on_rank_zero(lambda: self.validate_here(weights)))
 
-    def validate(self, weights: dict[str, Tensor], *, last: bool = False) -> bool:
-        """Judge some weights, and keep them in model.safetensors if they are the best so far; -> whether they are."""
+    def validate_here(self, weights: dict[str, Tensor], *, last: bool = False) -> bool:
+        """Validate, and write the weights to model.safetensors if they are the best so far; -> whether they are."""
         assert self.job.valid is not None
         settings, (corpus, samples) = self.job.settings, self.job.valid
-        with self.trainer.judged(weights) as network:
+        with self.trainer.evaluation_network(weights) as network:
             found = validate(
                 network, self.job.tokenizers, corpus, samples,
-                lines=settings.valid_lines, shown=settings.samples, batch_tokens=settings.budget,
+                lines=settings.valid_lines, displayed=settings.samples, batch_tokens=settings.budget,
             )  # fmt: skip
         better = self.best is None or self.value(found) > self.best["value"]
         if better:
-            self.best = {"step": self.trainer.step, "value": self.value(found), "numbers": found.numbers}
-            self.keep(weights)
-        numbers: dict[str, Any] = {f"valid_{name}": value for name, value in found.numbers.items()}
-        self.log.write(self.trainer.step, {**numbers, "last": True} if last else numbers)
+            self.best = {"step": self.trainer.step, "value": self.value(found), "metrics": found.metrics}
+            self.write_best(weights)
+        metrics: dict[str, Any] = {f"valid_{name}": value for name, value in found.metrics.items()}
+        self.log.write(self.trainer.step, {**metrics, "last": True} if last else metrics)
         self.watcher.validated(self.trainer.step, found, better)
         return better
 
-    def keep(self, weights: dict[str, Tensor]) -> None:
-        """Write model.safetensors; a full disk is no reason to stop, for the next checkpoint tries again."""
-        self.unkept = None
+    def write_best(self, weights: dict[str, Tensor]) -> None:
+        """Write model.safetensors; if the disk is full, the next checkpoint tries again."""
+        self.unwritten = None
         try:
-            write_weights(self.folder, weights, self.reached)
+            write_weights(self.folder, weights, self.on_write_point)
         except DiskTrouble as error:
-            self.unkept = {name: tensor.detach().clone() for name, tensor in weights.items()}
-            self.watcher.note(f"warning: {error} Training goes on and tries again.")
+            self.unwritten = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            self.watcher.note(f"warning: {error} Training continues and tries again.")
 
     def value(self, validation: Validation) -> float:
-        """What is to be made as large as possible."""
-        value = validation.numbers[self.job.settings.best]
+        """The metric that decides which weights are best, as a number to maximize."""
+        value = validation.metrics[self.job.settings.best]
         if math.isnan(value):
             return -math.inf
         return -value if self.job.settings.best == "loss" else value
 
     def save(self, *, last: bool = False) -> None:
-        """Gather all that a checkpoint holds; the first process writes it."""
+        """Gather the tensors of a checkpoint, and write it on rank 0."""
         tensors = self.trainer.tensors()
-        saved = int(self.world.lead(lambda: self.write(tensors, last=last)))
+        saved = int(self.world.on_rank_zero(lambda: self.write_checkpoint(tensors, last=last)))
         self.saved = None if saved < 0 else saved
 
-    def write(self, tensors: dict[str, dict[str, Tensor]], *, last: bool) -> int:
-        """Write a checkpoint, after the weights it speaks of; a full disk is no reason to stop before the last one.
+    def write_checkpoint(self, tensors: dict[str, dict[str, Tensor]], *, last: bool) -> int:
+        """Write a checkpoint, after the weights that it counts as best; a full disk fails only the last one.
 
         -> the step of the newest checkpoint, or -1.
         """
-        settings, trainer, folder = self.job.settings, self.trainer, checkpoints(self.folder)
+        settings, trainer, folder = self.job.settings, self.trainer, checkpoints_folder(self.folder)
         state = {
-            "position": trainer.position(), "best": self.best, "worse": self.worse, "seconds": self.seconds,
-            "finished": self.finished, "unlogged": self.log.unlogged, "fingerprint": self.job.fingerprint,
+            "trainer": trainer.state(), "best": self.best, "worse": self.worse, "seconds": self.seconds,
+            "finished": self.finished, "unlogged": self.log.unlogged, "resume_facts": self.job.resume_facts,
         }  # fmt: skip
         now: Snapshot = (trainer.step, state, tensors)
         try:
             if self.best is None and not self.finished:
-                self.unkept = tensors.get("averages", tensors["model"])
-            if self.unkept is not None:
-                write_weights(self.folder, self.unkept, self.reached)
-                self.unkept = None
-            for step, then, groups in (*self.unsaved, now):
-                self.saved = save_checkpoint(folder, step, state=then, tensors=groups, reached=self.reached).step
+                self.unwritten = tensors.get("ema", tensors["model"])
+            if self.unwritten is not None:
+                write_weights(self.folder, self.unwritten, self.on_write_point)
+                self.unwritten = None
+            for step, state, groups in (*self.unsaved, now):
+                saved = save_checkpoint(folder, step, state=state, tensors=groups, on_write_point=self.on_write_point)
+                self.saved = saved.step
             self.unsaved = []
             prune(
-                folder, trainer.step, keep=max(settings.keep, settings.average, 2), every=settings.save_every,
-                keep_every=settings.keep_every, reached=self.reached,
+                folder, trainer.step, keep=max(settings.keep, settings.average, 2), save_every=settings.save_every,
+                keep_every=settings.keep_every, on_write_point=self.on_write_point,
             )  # fmt: skip
         except DiskTrouble as error:
             if last:
-                raise DiskTrouble(f"{error} {self.intact}") from error
-            self.watcher.note(f"warning: {error} {self.intact} Training goes on and tries again.")
+                raise DiskTrouble(f"{error} {self.last_checkpoint}") from error
+            self.watcher.note(f"warning: {error} {self.last_checkpoint} Training continues and tries again.")
             if settings.average > 1 and trainer.step % settings.save_every == 0:
                 self.unsaved = [*self.unsaved, copied(now)][-settings.average :]
         return -1 if self.saved is None else self.saved
 
     def finish(self) -> None:
-        """Judge the average of the last checkpoints, write the model card, and save."""
-        weights = self.trainer.best_guess()
+        """Average checkpoints, write the model card, and save."""
+        weights = self.trainer.evaluated_weights()
         if self.job.settings.average > 1:
             self.save(last=True)
-        self.world.lead(lambda: self.conclude(weights))
-        self.finished = True  # and nothing is left to be written but this
+        self.world.on_rank_zero(lambda: self.finish_on_rank_zero(weights))
+        self.finished = True  # only the checkpoint that records this is left to write
         self.save(last=True)
 
-    def conclude(self, weights: dict[str, Tensor]) -> None:
-        """What stands in model.safetensors at the end, and the model card."""
+    def finish_on_rank_zero(self, weights: dict[str, Tensor]) -> None:
+        """Write the final model.safetensors and the model card."""
         settings = self.job.settings
-        weights = self.averaged() if settings.average > 1 else weights
+        weights = self.averaged_checkpoints() if settings.average > 1 else weights
         if self.job.valid is None:
-            self.keep(weights)
+            self.write_best(weights)
         elif settings.average > 1:
             self.watcher.note(f"the average of the last {settings.average} checkpoints:")
-            self.validate(weights, last=True)
+            self.validate_here(weights, last=True)
         elif self.trainer.step % settings.valid_every:
-            self.validate(weights, last=True)
+            self.validate_here(weights, last=True)
         results = {"steps": self.trainer.step, "seconds": self.seconds, "best": self.best}
         write_file(self.folder / "README.md", self.job.card(results).encode())
 
-    def averaged(self) -> dict[str, Tensor]:
-        """The mean of the last checkpoints' weights; one that a signal saved in between is gone by now."""
-        folder, groups = checkpoints(self.folder), []
-        name = "model" if self.trainer.averages is None else "averages"
-        for step in steps_found(folder)[-self.job.settings.average :]:
+    def averaged_checkpoints(self) -> dict[str, Tensor]:
+        """Checkpoint averaging: the mean of the last checkpoints' weights."""
+        folder, groups = checkpoints_folder(self.folder), []
+        name = "model" if self.trainer.ema is None else "ema"
+        for step in saved_steps(folder)[-self.job.settings.average :]:
             try:
                 groups.append(Checkpoint(folder / f"step-{step}", step).tensors(name))
             except RegardError as error:
@@ -273,8 +275,8 @@ class Run:
         return {key: torch.stack([group[key] for group in groups]).mean(dim=0) for key in groups[0]}
 
 
-# A step, its state, and its tensors: what a checkpoint is made of.
 Snapshot = tuple[int, dict[str, Any], dict[str, dict[str, Tensor]]]
+"""The contents of a checkpoint: step, state, tensors."""
 
 
 def copied(snapshot: Snapshot) -> Snapshot:
@@ -286,13 +288,13 @@ def copied(snapshot: Snapshot) -> Snapshot:
 
 
 class Pace:
-    """How fast the run goes, forgetting what is long past."""
+    """Training speed, as an exponential moving average."""
 
     def __init__(self) -> None:
         self.last, self.tokens_per_second = time.perf_counter(), 0.0
 
-    def took(self, step: Step) -> float:
-        """The seconds since the last step."""
+    def count(self, step: Step) -> float:
+        """Count a step; -> the seconds since the last one."""
         now = time.perf_counter()
         seconds, self.last = now - self.last, now
         speed = step.tokens / max(seconds, 1e-9)

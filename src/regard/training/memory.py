@@ -1,4 +1,4 @@
-"""How much memory there is, how much some work takes, and whether it ran out."""
+"""Memory of a process: how much is available, peak use, out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -12,42 +12,38 @@ from pathlib import Path
 
 import torch
 
-# What torch's allocators for processors say, and C++ itself.
-_SAID = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
+# Messages of torch's CPU allocators and of C++.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
 
-
-# Of glibc: what settings are called, and the least and greatest size from which a freed block is the system's again.
+# glibc's malloc: parameter numbers, and the smallest and largest size from which it returns freed blocks to the system.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_SMALLEST, _LARGEST = 128 << 10, 32 << 20
 
 
-_LARGE, _LARGEST = 128 << 10, 32 << 20
-
-
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory has run out."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
 
 
 def available(device: torch.device) -> int:
-    """The bytes this process can still take: of the device, or of the machine within all limits that are set."""
+    """The bytes that this process can still allocate: of the device, or of the machine within all its limits."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    rooms = [_machine(), *_containers()]
+    free_bytes = [_machine(), *_containers()]
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit != resource.RLIM_INFINITY:
-        rooms.append(limit - _own("VmSize"))
-    return max(0, min(rooms))
+        free_bytes.append(limit - _own("VmSize"))
+    return max(0, min(free_bytes))
 
 
-def peak(work: Callable[[], object], device: torch.device, *, steady: bool = True) -> int:
-    """Do some work; -> the most bytes held during it, beyond what was held before.
+def peak(work: Callable[[], object], device: torch.device, *, exact: bool = True) -> int:
+    """Do some work; -> its peak memory in bytes, beyond what was allocated before.
 
-    For a processor that is what Linux counts as resident; other systems tell only the highest of the process' life.
-    When steady, what the C library keeps of freed blocks is not counted, since that depends on all that went before;
-    giving every block back makes the work slower, though.
+    On a CPU this is resident memory on Linux; other systems report only the peak of the whole process. If exact, freed
+    blocks that the C library retains do not count, as they depend on earlier work; returning them is slower.
     """
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -55,48 +51,48 @@ def peak(work: Callable[[], object], device: torch.device, *, steady: bool = Tru
         work()
         highest: int = torch.cuda.max_memory_allocated(device)
         return highest - before
-    _give_back()
+    _return_freed()
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
         before, name = _own("VmRSS"), "VmHWM"
     except OSError:
         before, name = _highest(), ""
-    with _nothing_kept() if steady else nullcontext():
+    with _nothing_retained() if exact else nullcontext():
         work()
     return max(0, (_own(name) if name else _highest()) - before)
 
 
-def _give_back() -> None:
-    """Let the C library return what it keeps of freed memory, else work that uses it again seems to need none."""
-    with suppress(AttributeError, OSError):  # where it is another library
+def _return_freed() -> None:
+    """Make the C library return freed memory; work that reused it would seem to need none."""
+    with suppress(AttributeError, OSError):  # another C library than glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
-def _nothing_kept() -> Iterator[None]:
-    """Have the C library return every large block when it is freed; afterwards it keeps them again, which is faster."""
-    _keep_blocks_below(_LARGE)
+def _nothing_retained() -> Iterator[None]:
+    """Make the C library return every large block when it is freed; afterwards it retains them again: faster."""
+    _retain_blocks_below(_SMALLEST)
     try:
         yield
     finally:
-        _keep_blocks_below(_LARGEST)
+        _retain_blocks_below(_LARGEST)
 
 
-def _keep_blocks_below(size: int) -> None:
+def _retain_blocks_below(size: int) -> None:
     with suppress(AttributeError, OSError):
         for name, value in ((_MMAP_THRESHOLD, size), (_TRIM_THRESHOLD, 2 * size)):
             ctypes.CDLL(None).mallopt(name, value)
 
 
 def _machine() -> int:
-    """What the machine has left; where it does not tell, all it has."""
+    """Available memory of the machine; all of it where the system does not tell."""
     found = _table("/proc/meminfo").get("MemAvailable")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found
 
 
 def _containers() -> list[int]:
-    """What is left of the limits of a container; files that it can drop from its cache count as free."""
-    rooms = []
+    """Free memory within the limits of a container (cgroup); its file cache counts as free."""
+    found = []
     for folder, most, now, droppable in (
         ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
         ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -105,19 +101,19 @@ def _containers() -> list[int]:
             limit, used = (Path(folder, name).read_text().strip() for name in (most, now))
             rows = (line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
             if limit != "max":
-                rooms.append(int(limit) - int(used) + int(dict(rows).get(droppable, 0)))
+                found.append(int(limit) - int(used) + int(dict(rows).get(droppable, 0)))
         except OSError:
             continue
-    return rooms
+    return found
 
 
 def _own(name: str) -> int:
-    """What Linux says of this process, in bytes."""
+    """A row of /proc/self/status, in bytes."""
     return _table("/proc/self/status").get(name, 0)
 
 
 def _table(path: str) -> dict[str, int]:
-    """The lines "name: number kB" of a file, in bytes; nothing where there is no such file."""
+    """The rows "name: number kB" of a file, in bytes; none where there is no such file."""
     try:
         rows = (line.split() for line in Path(path).read_text().splitlines())
     except OSError:

@@ -1,4 +1,4 @@
-"""What a step would take, found by taking some with a network that is thrown away."""
+"""Memory and speed of training steps, measured with a network that is thrown away; the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ import torch
 from torch import Tensor
 
 from regard import messages
-from regard.data.batching import Plan
+from regard.data.batching import BatchSampler
 from regard.data.draws import Indices
 from regard.data.samples import Samples
 from regard.models.model import Network
-from regard.store.folder import unique_tensors
+from regard.store.folder import unique_parameters
 from regard.training.memory import available, peak
 from regard.training.settings import Training
 from regard.training.step import Trainer
 
-SHARE = 0.7  # of the memory that steps may take; validations and checkpoints need some too
+SHARE = 0.7  # of the memory, for steps; validations and checkpoints need the rest
 _SIZES = tuple(1024 << power for power in range(7))
-_POOLS = 50  # looked at to know an epoch
+_POOLS = 50  # sampled to estimate an epoch
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What learning holds, in bytes."""
+    """Memory of training, in bytes."""
 
     weights: int
     gradients: int
     optimizer: int
-    averages: int
+    ema: int
     activations: int  # of the largest step, or of its largest part
-    measured: bool  # else the activations are reckoned from those of fewer samples
+    measured: bool  # False: extrapolated from fewer samples
     available: int
 
     @property
-    def lasting(self) -> int:
-        """What is held from step to step."""
-        return self.weights + self.gradients + self.optimizer + self.averages
+    def static(self) -> int:
+        """What stays allocated from step to step."""
+        return self.weights + self.gradients + self.optimizer + self.ema
 
     @property
     def total(self) -> int:
-        """All that is held at the worst moment."""
-        return self.lasting + self.activations
+        """Peak memory."""
+        return self.static + self.activations
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """What an epoch is made of; a long one is reckoned from some of its pools."""
+    """The size of an epoch; a long one is estimated from some of its pools."""
 
     steps: int
     tokens: int
@@ -58,55 +58,55 @@ class Epoch:
     largest: Indices  # the samples of the step with most padded tokens
 
 
-def look_at(plan: Plan) -> Epoch:
-    """The first epoch of a plan."""
-    pools = np.unique(np.linspace(0, plan.pools - 1, min(plan.pools, _POOLS)).astype(int)).tolist()
-    steps = [step for pool in pools for step in plan.pool(0, pool)]
-    seen = sum(map(len, steps)) / (sum(share.times for share in plan.shares) or len(plan.lengths))
-    tokens = sum(int(plan.lengths[step].sum(dtype=np.int64)) for step in steps)
-    largest = max(steps, key=lambda step: len(step) * int(plan.lengths[step].max(0).sum()))
-    return Epoch(round(len(steps) / seen), round(tokens / seen), len(pools) == plan.pools, largest)
+def first_epoch(batches: BatchSampler) -> Epoch:
+    """The size of the first epoch."""
+    pools = np.unique(np.linspace(0, batches.pools - 1, min(batches.pools, _POOLS)).astype(int)).tolist()
+    steps = [step for pool in pools for step in batches.pool(0, pool)]
+    share = sum(map(len, steps)) / (sum(one.per_epoch for one in batches.mixture) or len(batches.lengths))
+    tokens = sum(int(batches.lengths[step].sum(dtype=np.int64)) for step in steps)
+    largest = max(steps, key=lambda step: len(step) * int(batches.lengths[step].max(0).sum()))
+    return Epoch(round(len(steps) / share), round(tokens / share), len(pools) == batches.pools, largest)
 
 
 class Probe:
-    """Takes steps that count for nothing."""
+    """Takes steps only to measure them."""
 
     def __init__(self, network: Callable[[], Network], samples: Samples, settings: Training, device: torch.device):
         self.room = available(device)
         self.trainer = Trainer(network(), samples, settings, device)
-        # The first step makes what the optimizer remembers, and loads what only a step needs.
+        # The first step allocates the optimizer state and loads what only a step needs.
         longest = np.argmax(samples.lengths.sum(1), keepdims=True)
-        if self.trainer.tried(longest) is None:
+        if self.trainer.try_gradient(longest) is None:
             raise messages.OUT_OF_MEMORY(step=1, length=int(samples.lengths[longest].sum()))
         self.trainer.optimizer.step(0.0)
 
     def memory(self, step: Indices, share: float = 1.0) -> Memory:
-        """What a step takes; all of it is only tried if some of it promises to fit into a share of the memory."""
+        """The memory of a step; a larger part runs only if smaller ones predict that it fits into a share of memory."""
         trainer = self.trainer
         gradients = [parameter.grad for parameter in trainer.network.parameters() if parameter.grad is not None]
-        lasting = Memory(
-            size(unique_tensors(trainer.network).values()), size(gradients), size(trainer.optimizer.tensors().values()),
-            size((trainer.averages or {}).values()), 0, True, self.room,
+        weights, state = unique_parameters(trainer.network), trainer.optimizer.tensors()
+        static = Memory(
+            nbytes(weights.values()), nbytes(gradients), nbytes(state.values()), nbytes((trainer.ema or {}).values()),
+            activations=0, measured=True, available=self.room,
         )  # fmt: skip
-        # A sixteenth, a quarter, all of the samples: each is only tried if those before promise that it fits.
+        # A sixteenth, a quarter, all of the samples.
         counts = sorted({max(min(trainer.accumulate, len(step)), len(step) // part) for part in (16, 4, 1)})
         found: list[tuple[int, int]] = []
         for count in counts:
-            promised = replace(lasting, activations=line(found, count))
-            if promised.total > share * self.room:
+            if static.total + extrapolated(found, count) > share * self.room:
                 break
             found.append((count, self.activations(step[-count:])))
-        reached = bool(found) and found[-1][0] == len(step)
-        return replace(lasting, activations=line(found, len(step)), measured=reached)
+        measured = bool(found) and found[-1][0] == len(step)
+        return replace(static, activations=extrapolated(found, len(step)), measured=measured)
 
     def activations(self, step: Indices) -> int:
-        """The most that a step holds besides what lasts; more than there is when memory ran out."""
+        """Peak memory of a step beyond the static memory; more than is available when memory ran out."""
         done: list[object] = []
-        found = peak(lambda: done.append(self.trainer.tried(step)), self.trainer.device)
+        found = peak(lambda: done.append(self.trainer.try_gradient(step)), self.trainer.device)
         return found if done != [None] else max(found, self.room + 1)
 
     def speeds(self, seconds: float, most: int = 10) -> list[float]:
-        """Tokens a second of the next steps, as many as there is time for, at least one."""
+        """Tokens per second of the next steps: as many as time allows, at least one."""
         found: list[float] = []
         end = time.perf_counter() + seconds
         while not found or (len(found) < most and time.perf_counter() < end):
@@ -118,27 +118,27 @@ class Probe:
         return found
 
 
-def line(found: Sequence[tuple[int, int]], count: int) -> int:
-    """What so many samples hold, given what some numbers of them do: on the line through the last two."""
+def extrapolated(found: Sequence[tuple[int, int]], count: int) -> int:
+    """The memory of this many samples, on the line through the last two measurements (samples, bytes)."""
     if len(found) < 2:
         return found[0][1] * count // found[0][0] if found else 0
     (fewer, less), (more, most) = found[-2:]
     return most + max(0, most - less) * (count - more) // (more - fewer)
 
 
-def size(tensors: Iterable[Tensor]) -> int:
-    """The bytes of some tensors."""
+def nbytes(tensors: Iterable[Tensor]) -> int:
+    """The size of tensors in bytes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def fitting(
+def largest_batch(
     network: Callable[[], Network], samples: Samples, settings: Training, device: torch.device
 ) -> tuple[int, bool]:
-    """The most `batch_tokens` of 1,024, 2,048, ... whose largest step fits, and whether any does."""
+    """The largest `batch_tokens` of 1,024, 2,048, ... whose largest step fits in memory, and whether any does."""
     best, fits = _SIZES[0], False
     probe = Probe(network, samples, replace(settings, batch_tokens=best), device)
     for tokens in _SIZES:
-        epoch = look_at(Plan(samples.lengths, tokens, settings.seed, samples.shares, samples.lanes))
+        epoch = first_epoch(BatchSampler(samples.lengths, tokens, settings.seed, samples.mixture, samples.streams))
         if tokens > max(best, epoch.tokens) or probe.memory(epoch.largest, SHARE).total > SHARE * probe.room:
             break
         best, fits = tokens, True

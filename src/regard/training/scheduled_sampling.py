@@ -1,7 +1,7 @@
-"""Away from teacher forcing: some of the words a model reads become those it would have said (Bengio 2015).
+"""Scheduled sampling: less teacher forcing, because predictions replace some target tokens (Bengio 2015).
 
-The choice of words needs no gradient, so it is made first, by stepping through the target as a search does; then the
-changed target is read like any other. Stepping equals reading at once, so every model learns this way alike.
+The predictions need no gradient: they are made first, by stepping through the target as in greedy search. Then the
+mixed target is read in one pass like any other, so every encoder-decoder can be trained this way.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from regard.models.model import Network
 
 @dataclass(frozen=True)
 class Linear:
-    """The model's own share rises from 0 to `most` in so many steps."""
+    """The probability of a prediction rises linearly from 0 to `max_probability` in this many steps."""
 
     steps: int = 10_000
-    most: float = 0.5
+    max_probability: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or not 0 <= self.most <= 1:
-            raise InputError(f"steps must be 1 or more and most 0 to 1, got {self.steps} and {self.most}.")
+        if self.steps < 1 or not 0 <= self.max_probability <= 1:
+            raise InputError(
+                f"steps must be 1 or more and max_probability 0 to 1, got {self.steps} and {self.max_probability}."
+            )
 
-    def share(self, step: int) -> float:
-        """How many of the words are the model's own after so many steps."""
-        return self.most * min(1.0, step / self.steps)
+    def probability(self, step: int) -> float:
+        """The probability that a target token is replaced, after this many steps."""
+        return self.max_probability * min(1.0, step / self.steps)
 
 
 @dataclass(frozen=True)
 class Exponential:
-    """The teacher's share is multiplied by `base` at every step."""
+    """The probability of teacher forcing is `base` to the power of the step."""
 
     base: float = 0.9999
 
@@ -43,14 +45,14 @@ class Exponential:
         if not 0 < self.base <= 1:
             raise InputError(f"base must be above 0 and at most 1, got {self.base}.")
 
-    def share(self, step: int) -> float:
-        """How many of the words are the model's own after so many steps."""
+    def probability(self, step: int) -> float:
+        """The probability that a target token is replaced, after this many steps."""
         return 1 - self.base**step
 
 
 @dataclass(frozen=True)
 class InverseSigmoid:
-    """The teacher's share is k / (k + exp(step / k)): it stays high at first, then falls quickly."""
+    """The probability of teacher forcing is k / (k + exp(step / k)): it stays high at first, then falls quickly."""
 
     k: float = 1000.0
 
@@ -58,34 +60,35 @@ class InverseSigmoid:
         if not 1 <= self.k < math.inf:
             raise InputError(f"k must be 1 or more, got {self.k}.")
 
-    def share(self, step: int) -> float:
-        """How many of the words are the model's own after so many steps."""
+    def probability(self, step: int) -> float:
+        """The probability that a target token is replaced, after this many steps."""
         return 1 / (1 + self.k * math.exp(-step / self.k))
 
 
-Sampling = Linear | Exponential | InverseSigmoid
+ScheduledSampling = Linear | Exponential | InverseSigmoid
 
 
 @torch.no_grad()
-def own_words(network: Network, inputs: dict[str, Any], share: float) -> dict[str, Any]:
-    """The arguments of `Network.states`, with this share of the target's words replaced by the likeliest ones."""
-    said = inputs["ids"].clone()
-    own = torch.rand(said.shape, device=said.device) < share
-    own[:, 0] = False
+def with_model_predictions(network: Network, inputs: dict[str, Any], probability: float) -> dict[str, Any]:
+    """The inputs of a decoder, each target token replaced by the network's greedy prediction with this probability."""
+    ids = inputs["ids"].clone()
+    replaced = torch.rand(ids.shape, device=ids.device) < probability
+    replaced[:, 0] = False
     if inputs.get("padding") is not None:
-        own &= inputs["padding"]
-    columns = own.any(dim=0).nonzero()
+        replaced &= inputs["padding"]
+    columns = replaced.any(dim=0).nonzero()
     if not len(columns):
         return inputs
     network.eval()
     try:
-        context = Context(source=network.encode_source(inputs["source_ids"], inputs.get("source_padding")), remember=True)
+        source = network.encode_source(inputs["source_ids"], inputs.get("source_padding"))
+        context = Context(source=source, remember=True)
         memory: Memory = None
         for t in range(int(columns[-1])):
-            states, memory = network.decode(said[:, t : t + 1], replace(context, start=t), memory)
-            rows = own[:, t + 1].nonzero().flatten()
+            states, memory = network.decode(ids[:, t : t + 1], replace(context, start=t), memory)
+            rows = replaced[:, t + 1].nonzero().flatten()
             if len(rows):
-                said[rows, t + 1] = network.readout(states[rows, 0]).argmax(dim=-1)
+                ids[rows, t + 1] = network.readout(states[rows, 0]).argmax(dim=-1)
     finally:
         network.train()
-    return {**inputs, "ids": said}
+    return {**inputs, "ids": ids}

@@ -1,8 +1,8 @@
-"""Four-part music as text, and back: a word for each voice in each sixteenth note.
+"""Chorales: four-part music as text, and back, with one word per voice and sixteenth note.
 
-"| 167 262 359 443 1 2 3 4 1 264 3 4 10 20 30 40" is a quarter note. A word begins with its voice, 1 for soprano to 4
-for bass; behind it stands a MIDI pitch of two digits or three, 0 for silence, or nothing where the voice goes on as
-before. A bar stands before every quarter. So whoever reads from the middle of a piece knows the voice and the beat.
+"| 167 262 359 443 1 2 3 4 1 264 3 4 10 20 30 40" is a quarter note. The first digit of a word is its voice, from 1
+for soprano to 4 for bass; then follows a MIDI pitch of two or three digits, 0 for silence, or nothing where the voice
+holds its note. A bar precedes every quarter. So a model that starts in the middle of a piece knows voice and beat.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.data.draws import Split
-from regard.data.read.files import blocks
+from regard.data.read.files import read_blocks
 from regard.errors import InputError
 
 Chord = tuple[int, ...]
-"""What sounds in a sixteenth note: the pitches of soprano, alto, tenor and bass."""
+"""The pitches of soprano, alto, tenor and bass in a sixteenth note."""
 
 VOICES = ("soprano", "alto", "tenor", "bass")
 SILENCE = -1
@@ -27,18 +27,18 @@ _BAR = "|"
 _QUARTER = 4  # sixteenths
 _PITCHES = range(128)
 _WORDS = {
-    f"{voice + 1}{said}": (voice, pitch)
+    f"{voice + 1}{written}": (voice, pitch)
     for voice in range(len(VOICES))
-    for said, pitch in [("", None), ("0", SILENCE), *((f"{pitch:02}", pitch) for pitch in _PITCHES)]
-}  # each word's voice and pitch, None to go on as before
-_WORD = {meant: word for word, meant in _WORDS.items()}
-_LARGEST = 100_000_000
+    for written, pitch in [("", None), ("0", SILENCE), *((f"{pitch:02}", pitch) for pitch in _PITCHES)]
+}  # voice and pitch of each word; None: the voice holds its note
+_WORD = {meaning: word for word, meaning in _WORDS.items()}
+_MAX_BYTES = 100_000_000
 _SHAPE = "A sixteenth is a list of up to 4 MIDI pitches (0 to 127), soprano to bass, with -1 for silence."
 
 
 @dataclass(frozen=True)
 class Note:
-    """A pitch from its start on; times are counted in sixteenths."""
+    """A note: pitch, start and length, in sixteenths."""
 
     pitch: int
     start: int
@@ -46,20 +46,20 @@ class Note:
 
 
 def is_music(path: str) -> bool:
-    """Whether a file holds chorales, by its name."""
+    """Whether a file holds chorales: its name ends in .json or .json.gz."""
     return path.endswith((".json", ".json.gz"))
 
 
 def read_chorales(path: str, split: Split) -> list[list[Chord]]:
-    """The chorales of a JSON file: those of a split, or all where the file is one list."""
+    """The chorales of a JSON file: those of a split, or all if the file is one list."""
     content, where = _json(path), path
     if isinstance(content, dict):
         if split not in content:
-            there = ", ".join(sorted(map(str, content))) or "nothing"
-            raise InputError(f'{path} has no chorales under "{split}", only {there} (text.{split}). Name another file.')
+            known = ", ".join(sorted(map(str, content))) or "nothing"
+            raise InputError(f'{path} has no chorales under "{split}", only {known} (text.{split}). Name another file.')
         content, where = content[split], f"{path}: {split}"
     if not isinstance(content, list):
-        raise InputError(f"chorales are no list ({where}). Write [chorale, ...]; plain text must not be named .json.")
+        raise InputError(f"chorales must be a list ({where}). Write [chorale, ...]; do not name plain text .json.")
     return [_chorale(chorale, f"{where}, chorale {number:,}") for number, chorale in enumerate(content, 1)]
 
 
@@ -77,45 +77,45 @@ def text_of(chorale: Sequence[Chord]) -> str:
 
 
 def voices_of(text: str) -> tuple[list[Note], ...]:
-    """The notes of each voice; a sixteenth that is not whole, from soprano to bass, is dropped."""
+    """The notes of each voice; an incomplete sixteenth (soprano to bass) is dropped."""
     voices: tuple[list[Note], ...] = tuple([] for _ in VOICES)
     for voice, pitches in zip(voices, zip(*_sixteenths(text))):
-        # Whatever is said lasts until something else is.
-        begins = [place for place, pitch in enumerate(pitches) if pitch is not None]
-        for start, stop in itertools.pairwise([*begins, len(pitches)]):
+        # A note lasts until the next pitch or silence.
+        starts = [index for index, pitch in enumerate(pitches) if pitch is not None]
+        for start, stop in itertools.pairwise([*starts, len(pitches)]):
             if pitches[start] != SILENCE:
                 voice.append(Note(pitches[start], start, stop - start))
     if not any(voices):
-        raise InputError("there is no note in this text (music). Let the model say more: --max-tokens.")
+        raise InputError("there is no note in this text (music). Generate more: --max-tokens.")
     return voices
 
 
 def transposed(chorales: Sequence[Sequence[Chord]], most: int) -> Iterator[tuple[int, list[list[Chord]]]]:
-    """The chorales as they are (0), then higher and lower by up to `most` semitones, while no voice leaves its range.
+    """The chorales untransposed (0), then by up to `most` semitones up and down, if no voice leaves its range.
 
-    A voice's range is what it sings anywhere in these chorales.
+    The range of a voice is from its lowest to its highest pitch in all these chorales.
     """
-    heard = [_ranges(chorale) for chorale in chorales]
-    widest = [(min(low), max(high)) for low, high in (zip(*found) for found in zip(*heard))]
+    ranges_of = [_ranges(chorale) for chorale in chorales]
+    widest = [(min(low), max(high)) for low, high in (zip(*found) for found in zip(*ranges_of))]
     for shift in sorted(range(-most, most + 1), key=lambda shift: (abs(shift), -shift)):
         yield shift, [
             [tuple(pitch if pitch == SILENCE else pitch + shift for pitch in chord) for chord in chorale]
-            for chorale, ranges in zip(chorales, heard)
+            for chorale, ranges in zip(chorales, ranges_of)
             if all(low + shift >= lowest and high + shift <= highest
                    for (low, high), (lowest, highest) in zip(ranges, widest) if low <= high)
         ]  # fmt: skip
 
 
 def _ranges(chorale: Sequence[Chord]) -> list[tuple[int, int]]:
-    """The lowest and highest pitch of each voice; of one that is silent throughout, the wrong way round."""
+    """The lowest and highest pitch of each voice; for a silent voice, lowest > highest."""
     voices = [[pitch for pitch in voice if pitch != SILENCE] for voice in zip(*chorale)]
     return [(min(voice, default=len(_PITCHES)), max(voice, default=SILENCE)) for voice in voices]
 
 
 def _sixteenths(text: str) -> Iterator[tuple[Any, ...]]:
-    """What the voices say in each sixteenth."""
+    """The pitches of each complete sixteenth."""
     kept: list[int | None] = []
-    # The first bar of a piece has no space before it; a model may say that one elsewhere.
+    # The first bar of a piece has no space before it; a model may generate that token elsewhere.
     for number, word in enumerate(text.replace(_BAR, f" {_BAR} ").split(), 1):
         if word == _BAR:
             kept = []
@@ -123,7 +123,7 @@ def _sixteenths(text: str) -> Iterator[tuple[Any, ...]]:
         if word not in _WORDS:
             raise InputError(
                 f'word {number:,} is "{word[:20]}", which is no music (text). A word is a voice from 1 to 4 and a '
-                'pitch behind it, as 167, or "|" before a quarter.'
+                'pitch, as 167, or "|" before a quarter.'
             )
         voice, pitch = _WORDS[word]
         kept = [*kept[:voice], pitch] if voice in (0, len(kept)) else []
@@ -134,10 +134,12 @@ def _sixteenths(text: str) -> Iterator[tuple[Any, ...]]:
 
 def _json(path: str) -> Any:
     content = bytearray()
-    for block in blocks(Path(path)):
+    for block in read_blocks(Path(path)):
         content += block
-        if len(content) > _LARGEST:
-            raise InputError(f"{path} is larger than {_LARGEST:,} bytes (text). Cut it into several files of chorales.")
+        if len(content) > _MAX_BYTES:
+            raise InputError(
+                f"{path} is larger than {_MAX_BYTES:,} bytes (text). Cut it into several files of chorales."
+            )
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -153,7 +155,7 @@ def _chorale(chorale: Any, where: str) -> list[Chord]:
 
 
 def _chord(chord: Any, where: str) -> Chord:
-    """Four pitches; voices that are not said are silent."""
+    """Four pitches; missing voices are silent."""
     if not isinstance(chord, list):
         raise InputError(f"{_brief(chord)} is no list of pitches ({where}). {_SHAPE}")
     if len(chord) > len(VOICES):

@@ -1,7 +1,7 @@
-"""An embedded corpus: the source text of the Python standard library on this machine.
+"""The embedded corpus "python": the source code of the Python standard library on this machine.
 
-Every Python ships with some ten megabytes of well-kept text, so a language model can train with no download. The
-text differs with the version of Python; which split a file belongs to does not. Licence: the PSF licence of Python.
+Python ships with about ten megabytes of it, so a language model trains without a download. The text depends on the
+version of Python; the split of a file does not. Licence: the PSF licence of Python.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def python_documents(split: Split) -> list[tuple[str, str]]:
     folder = Path(sysconfig.get_path("stdlib"))
     names = sorted(_source_names(folder))
     if not names:
-        raise InputError(f"no Python source files ({folder}). Use a Python whose standard library is not zipped.")
+        raise InputError(f"no Python source files in {folder}. Use a Python whose standard library is not zipped.")
     texts = [(name, _text(folder / name)) for name in names if split_of(name) == split]
     return [(name, text) for name, text in texts if text]
 
@@ -36,7 +36,7 @@ def _source_names(folder: Path) -> Iterator[str]:
 
 
 def _text(path: Path) -> str:
-    """The text of a file as it stands, empty if it is not UTF-8."""
+    """The text of a file, unchanged; empty if it is not UTF-8."""
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:

@@ -1,1 +1,1 @@
-"""Files become texts, checked and counted."""
+"""Reading of corpora: files, formats, cache, data report."""

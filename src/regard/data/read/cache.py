@@ -1,4 +1,4 @@
-"""What was once worked out of a text, kept on the disk under a name made of its content, and mapped, not read."""
+"""Disk cache of derived data: memory-mapped tables, named by a digest of the content that they were computed from."""
 
 from __future__ import annotations
 
@@ -20,68 +20,68 @@ from numpy.typing import NDArray
 
 from regard import messages
 
-_FORMAT = 3  # raised when what tables hold changes
-_PART = ".part-"  # what the name of an unfinished table begins with
+_FORMAT = 4  # raised when the content of tables changes
+_UNFINISHED = ".part-"  # prefix of the folder of an unfinished table
 _DAY = 86_400.0
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns by name, and what else is known of them."""
+    """Columns by name, and metadata about them."""
 
     columns: Mapping[str, NDArray[Any]]
-    facts: Mapping[str, Any]
+    metadata: Mapping[str, Any]
 
 
 class Columns:
-    """Columns that grow piece by piece: files in a folder, or arrays in memory when there is none."""
+    """Columns that grow block by block: files in a folder, or arrays in memory when there is no folder."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._files: dict[str, BinaryIO] = {}
-        self._pieces: dict[str, list[NDArray[Any]]] = {}
+        self._blocks: dict[str, list[NDArray[Any]]] = {}
         self._shapes: dict[str, tuple[str, list[int]]] = {}
 
-    def append(self, name: str, piece: NDArray[Any]) -> None:
-        """Add rows to a column; the first piece says what kind of numbers it holds."""
-        kind, shape = self._shapes.setdefault(name, (piece.dtype.str, [0, *piece.shape[1:]]))
-        assert kind == piece.dtype.str
-        shape[0] += len(piece)
+    def append(self, name: str, block: NDArray[Any]) -> None:
+        """Add rows to a column; the first block sets its dtype."""
+        kind, shape = self._shapes.setdefault(name, (block.dtype.str, [0, *block.shape[1:]]))
+        assert kind == block.dtype.str
+        shape[0] += len(block)
         if self._folder is None:
-            self._pieces.setdefault(name, []).append(piece)
+            self._blocks.setdefault(name, []).append(block)
             return
         if name not in self._files:
             self._files[name] = open(self._folder / name, "wb")  # noqa: SIM115 (open until all is written)
-        np.ascontiguousarray(piece).tofile(self._files[name])
+        np.ascontiguousarray(block).tofile(self._files[name])
 
-    def finish(self, facts: Mapping[str, Any]) -> Table:
-        """All that was added; in a folder, flushed to the disk with a description of it."""
+    def finish(self, metadata: Mapping[str, Any]) -> Table:
+        """The finished table; in a folder, it is flushed to disk together with its metadata."""
         if self._folder is None:
-            return Table({name: np.concatenate(pieces) for name, pieces in self._pieces.items()}, facts)
+            return Table({name: np.concatenate(blocks) for name, blocks in self._blocks.items()}, metadata)
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
             file.close()
         with open(self._folder / "table.json", "wb") as description:
-            description.write(json.dumps({"columns": self._shapes, "facts": facts}).encode())
+            description.write(json.dumps({"columns": self._shapes, "metadata": metadata}).encode())
             description.flush()
             os.fsync(description.fileno())
         return open_table(self._folder)
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         for file in self._files.values():
             file.close()
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of tables, or, without a folder, none: every table is then made anew, in memory."""
+    """A folder of tables; without a folder every table is computed anew, in memory."""
 
     root: Path | None = None
 
     def table(self, kind: str, key: Any, make: Callable[[Columns], Mapping[str, Any]]) -> Table:
-        """The table of a kind and key, made by `make` if it is not there; -> its columns and the facts it returned."""
+        """The table of this kind and key; if it is missing, `make` fills its columns and returns its metadata."""
         if self.root is None:
             columns = Columns()
             return columns.finish(make(columns))
@@ -89,49 +89,49 @@ class Cache:
         try:
             return open_table(folder)
         except (OSError, ValueError, KeyError, TypeError):
-            return self._made(folder, make)
+            return self._build(folder, make)
 
-    def _made(self, folder: Path, make: Callable[[Columns], Mapping[str, Any]]) -> Table:
-        beside = None
+    def _build(self, folder: Path, make: Callable[[Columns], Mapping[str, Any]]) -> Table:
+        unfinished = None
         try:
             folder.parent.mkdir(parents=True, exist_ok=True)
-            _sweep(folder.parent)
-            beside = Path(tempfile.mkdtemp(prefix=_PART, dir=folder.parent))
-            columns = Columns(beside)
+            _remove_stale(folder.parent)
+            unfinished = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=folder.parent))
+            columns = Columns(unfinished)
             try:
                 columns.finish(make(columns))
             finally:
                 columns.close()
-            return _settled(beside, folder)
+            return _publish(unfinished, folder)
         except OSError as error:
             if error.filename is not None and not str(error.filename).startswith(str(self.root)):
                 raise
             raise messages.CACHE_FULL(path=self.root, why=error.strerror or error) from None
         finally:
-            if beside is not None:
-                shutil.rmtree(beside, ignore_errors=True)
+            if unfinished is not None:
+                shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _sweep(root: Path) -> None:
-    """Remove what processes that were killed left unfinished, once nobody has touched it for a day."""
-    for part in root.glob(f"{_PART}*"):
-        with suppress(OSError):  # another process may sweep too
-            if max(path.stat().st_mtime for path in (part, *part.iterdir())) < time.time() - _DAY:
-                shutil.rmtree(part)
+def _remove_stale(root: Path) -> None:
+    """Remove unfinished tables of killed processes, once nothing has been written to them for a day."""
+    for unfinished in root.glob(f"{_UNFINISHED}*"):
+        with suppress(OSError):  # another process may remove it at the same time
+            if max(path.stat().st_mtime for path in (unfinished, *unfinished.iterdir())) < time.time() - _DAY:
+                shutil.rmtree(unfinished)
 
 
-def _settled(beside: Path, folder: Path) -> Table:
-    """Give a finished table its name, unless another process was faster; what is damaged makes way."""
+def _publish(unfinished: Path, folder: Path) -> Table:
+    """Rename a finished table to its final name, unless another process was faster; replace a damaged table."""
     for _ in range(3):
         try:
-            beside.rename(folder)
+            unfinished.rename(folder)
             return open_table(folder)
         except OSError:
             try:
                 return open_table(folder)
             except (OSError, ValueError, KeyError, TypeError):
                 shutil.rmtree(folder, ignore_errors=True)
-    beside.rename(folder)
+    unfinished.rename(folder)
     return open_table(folder)
 
 
@@ -143,7 +143,7 @@ def default_cache() -> Cache:
 
 
 def open_table(folder: Path) -> Table:
-    """A table that was written; an error if a file is not as long as it should be."""
+    """Memory-map a table; an error if a file has not the size that table.json says."""
     described = json.loads((folder / "table.json").read_bytes())
     columns: dict[str, NDArray[Any]] = {}
     for name, (kind, shape) in described["columns"].items():
@@ -152,16 +152,16 @@ def open_table(folder: Path) -> Table:
             raise ValueError(f"{name} is damaged")
         mapped = np.memmap(folder / name, dtype=kind, mode="r", shape=tuple(shape)) if size else None
         columns[name] = np.zeros(shape, dtype=kind) if mapped is None else mapped
-    return Table(columns, described["facts"])
+    return Table(columns, described["metadata"])
 
 
-def forget(column: NDArray[Any]) -> None:
-    """Let go of the memory of a mapped column that has been read; it is read again when it is asked for again."""
+def release_pages(column: NDArray[Any]) -> None:
+    """Release the memory of a mapped column that has been read; the next access reads it from disk again."""
     mapped = getattr(column, "_mmap", None)
     if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def digest_of(value: Any) -> str:
-    """The hexadecimal SHA-256 of plain data."""
+    """The hexadecimal SHA-256 of a value that JSON can write."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Whether the lines of two files still belong together, told from their lengths alone."""
+"""Corpora: documents, or pairs of source and target, from files or embedded; and a check that pairs are aligned."""
 
 from __future__ import annotations
 
@@ -17,120 +17,31 @@ from numpy.typing import NDArray
 from regard import messages
 from regard.data.corpora.chorales import is_music, read_chorales, text_of, transposed
 from regard.data.read.cache import Cache, digest_of
-from regard.data.read.files import Reading
+from regard.data.read.files import ReadOptions
 from regard.data.read.formats import open_sides
-from regard.data.read.texts import Chained, bad_texts, prefixed, side_digest, sizes_of
+from regard.data.read.texts import ChainedTexts, bad_utf8_texts, byte_lengths, prefixed, texts_digest
 from regard.errors import InputError, suggest
 
+if TYPE_CHECKING:
+    from regard.data.draws import Split
+
+_MAX_RANGES = 6  # of line numbers in a message
+
+# Detection of shifted pairs
 _LAGS = (-2, -1, 1, 2)
-_SURE = 7.0  # standard deviations; chance alone reaches about 5 in ten thousand lines
-_RELATED = 0.3  # below this correlation lengths say nothing about pairs
-_ENOUGH = 30  # lines
-_BETTER = 0.1  # how much better moved lines must agree
+_MIN_CONFIDENCE = 7.0  # standard deviations; chance reaches about 5 in ten thousand lines
+_MIN_CORRELATION = 0.3  # below this, lengths say nothing about pairs
+_MIN_LINES = 30
+_MIN_GAIN = 0.1  # by how much the correlation must rise when lines are moved
 _BLOCK = 100_000
-_SAMPLED = 100_000
+_MAX_SAMPLE = 100_000
 
 Lengths = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Shift:
-    """From `line` (counted from 1) to `last`, targets fit the source `lag` lines further on better than their own."""
-
-    line: int
-    last: int
-    lag: int
-    before: float  # correlation of lengths in front of the place
-    after: float  # behind it
-    shifted: float  # behind it, when the target is moved
-
-
-def find_shift(sources: Lengths, targets: Lengths) -> Shift | None:
-    """Where pairs stop belonging together, if they do.
-
-    In aligned text long lines stand beside long ones. For each shift a running sum counts how much better the lines
-    agree as they stand than when moved; it climbs while they are aligned, and where it falls for long, they are not.
-    """
-    count = min(len(sources), len(targets))
-    if count < 2 * _ENOUGH:
-        return None
-    best: tuple[float, int, int, int] | None = None
-    for lag in _LAGS:
-        sureness, start, stop = _longest_fall(sources[:count], targets[:count], lag)
-        if best is None or sureness > best[0]:
-            best = sureness, start, stop, lag
-    assert best is not None
-    sureness, start, stop, lag = best
-    outside = count - (stop - start)
-    rows = _some(0, outside)
-    rows += (rows >= start) * (stop - start)
-    before = _correlation(sources[rows], targets[rows])
-    if sureness < _SURE or stop - start < _ENOUGH or outside < _ENOUGH or before < _RELATED:
-        return None
-    inside, moved = _some(start, stop), _some(max(start, -lag), min(stop, count - lag))
-    after = _correlation(sources[inside], targets[inside])
-    shifted = _correlation(sources[moved + lag], targets[moved])
-    if shifted < after + _BETTER:  # as in text that is sorted by length
-        return None
-    return Shift(start + 1, stop, lag, before, after, shifted)
-
-
-def _longest_fall(sources: Lengths, targets: Lengths, lag: int) -> tuple[float, int, int]:
-    """How sure it is that somewhere lines agree better when moved, and from where to where."""
-    count = len(sources)
-    scales = [_scale(side) for side in (sources, targets)]
-    total = square = peak = 0.0
-    peak_place, fall, found = 0, 0.0, (0, 0)
-    for first in range(0, count, _BLOCK):
-        rows = np.arange(first, min(count, first + _BLOCK))
-        here, there = np.log1p(sources[rows]), np.log1p(sources[np.clip(rows + lag, 0, count - 1)])
-        target = (np.log1p(targets[rows]) - scales[1][0]) / scales[1][1]
-        gain = np.clip(target * (here - there) / scales[0][1], -4, 4)
-        square += float(gain @ gain)
-        running = total + np.cumsum(gain)
-        peaks = np.maximum.accumulate(np.maximum(running, peak))
-        falls = peaks - running
-        lowest = int(falls.argmax())
-        if falls[lowest] > fall:
-            fall = float(falls[lowest])
-            higher = np.flatnonzero(running[: lowest + 1] == peaks[lowest])
-            found = (first + int(higher[0]) + 1 if len(higher) else peak_place), first + lowest + 1
-        if peaks[-1] > peak:
-            peak, peak_place = float(peaks[-1]), first + int(running.argmax()) + 1
-        total = float(running[-1])
-    length = max(1, found[1] - found[0])
-    return fall / max(1e-9, np.sqrt(square / count * length)), found[0], found[1]
-
-
-def _some(start: int, stop: int) -> Lengths:
-    """Places between two, evenly spread when they are very many."""
-    return np.arange(start, stop, max(1, (stop - start) // _SAMPLED))
-
-
-def _scale(side: Lengths) -> tuple[float, float]:
-    sample = np.log1p(side[_some(0, len(side))])
-    return float(sample.mean()), max(1e-9, float(sample.std()))
-
-
-def _correlation(one: Lengths, other: Lengths) -> float:
-    if len(one) < 2:
-        return 0.0
-    one, other = np.log1p(one), np.log1p(other)
-    if one.std() < 1e-9 or other.std() < 1e-9:
-        return 0.0
-    return float(np.corrcoef(one, other)[0, 1])
-
-
-if TYPE_CHECKING:
-    from regard.data.draws import Split
-
-
-_RANGES_SHOWN = 6
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a corpus: so many texts, read from here, each of which comes `weight` times an epoch."""
+class Subcorpus:
+    """A part of a corpus: so many texts from one source, each of which comes `weight` times per epoch."""
 
     names: tuple[str, ...]
     texts: int
@@ -140,18 +51,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Documents, or pairs in which source i and target i belong together."""
+    """Documents, or pairs in which target i belongs to source i."""
 
     sources: Sequence[str]
     targets: Sequence[str] | None
     names: tuple[str, ...]
     groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    parts: tuple[Part, ...] = ()
-    joined: bool = False  # each source is two texts, with a tab between them
+    subcorpora: tuple[Subcorpus, ...] = ()
+    paired_sources: bool = False  # each source is two texts, separated by a tab
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            object.__setattr__(self, "parts", (Part(self.names, len(self.sources)),))
+        if not self.subcorpora:
+            object.__setattr__(self, "subcorpora", (Subcorpus(self.names, len(self.sources)),))
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -163,26 +74,23 @@ class Corpus:
 
     def where(self, indices: Iterable[int]) -> str:
         """[11, 14, 19, 20, 21] -> "data/train.de:12, 15, 20-22": lines counted from 1, shortened when many."""
-        ends = list(itertools.accumulate(part.texts for part in self.parts))
-        places = sorted({int(index) for index in indices})
-        by_part = itertools.groupby(places, key=lambda place: bisect_right(ends, place))
+        ends = list(itertools.accumulate(part.texts for part in self.subcorpora))
+        chosen = sorted({int(index) for index in indices})
         return "; ".join(
-            _lines(
-                self.parts[number].names[0],
-                [place + 1 + self.parts[number].header - (ends[number] - self.parts[number].texts) for place in run],
-            )
-            for number, run in by_part
+            _line_ranges(part.names[0], [index + 1 + part.header - (ends[number] - part.texts) for index in run])
+            for number, run in itertools.groupby(chosen, key=lambda index: bisect_right(ends, index))
+            for part in [self.subcorpora[number]]
         )
 
     @cached_property
-    def bad(self) -> frozenset[int]:
-        """Texts that are not UTF-8 on some side, and were to be left out."""
-        return frozenset[int]().union(*(bad_texts(side) for side in self.sides))
+    def bad_utf8(self) -> frozenset[int]:
+        """The indices of texts with a side that is not UTF-8; they are left out."""
+        return frozenset[int]().union(*(bad_utf8_texts(side) for side in self.sides))
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all the text, so that no two corpora look alike."""
-        return digest_of([side_digest(side) for side in self.sides])
+        """SHA-256 of all texts."""
+        return digest_of([texts_digest(side) for side in self.sides])
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -191,7 +99,7 @@ def read_lines(path: str | Path) -> list[str]:
     A byte order mark at the start is removed, and so is the \r of a file in which every line ends in \r\n; any other
     \r stays. A last line without \n counts; after a final \n no line begins.
     """
-    return list(open_sides(str(path), Reading("line"), Cache())[0])
+    return list(open_sides(str(path), ReadOptions("line"), Cache())[0])
 
 
 def pair_paths(pattern: str) -> tuple[Path, Path] | None:
@@ -205,7 +113,7 @@ def pair_paths(pattern: str) -> tuple[Path, Path] | None:
 
 def read_corpus(
     pattern: str,
-    reading: Reading = Reading(),  # noqa: B008 (frozen)
+    options: ReadOptions = ReadOptions(),  # noqa: B008 (frozen)
     cache: Cache = Cache(),  # noqa: B008
     *,
     split: Split = "test",
@@ -213,7 +121,7 @@ def read_corpus(
 ) -> Corpus:
     """The pairs of data/train.{de,en}, a .tsv or JSON lines, or the documents of a file or folder; "-" is stdin.
 
-    Of a .json file, the chorales of a split, up to so many semitones higher and lower too.
+    A .json file holds chorales: those of a split, also transposed by up to `transpose` semitones up and down.
     """
     if is_music(pattern):
         return _read_music(pattern, split, transpose)
@@ -221,32 +129,34 @@ def read_corpus(
         raise InputError(f"{pattern} is not a .json file of music (text.transpose). Leave out transpose.")
     pair = pair_paths(pattern)
     if pair is not None:
-        return read_pairs(*pair, reading, cache)
-    sides = open_sides(pattern, reading, cache)
+        return read_pairs(*pair, options, cache)
+    sides = open_sides(pattern, options, cache)
     name = "standard input" if pattern == "-" else pattern
     _refuse_empty(name, sides[0])
-    # In a folder texts are counted, not lines, so no line before them counts either.
-    part = Part((name,), len(sides[0]), header=sides[0].header if len(sides[0].counts) == 1 else 0)
-    joined = len(reading.fields or ()) > len(sides) > 1
-    return Corpus(sides[0], sides[1] if len(sides) > 1 else None, (name,), parts=(part,), joined=joined)
+    # In a folder texts are counted, not lines, so a header does not count.
+    part = Subcorpus((name,), len(sides[0]), header=sides[0].header if len(sides[0].counts) == 1 else 0)
+    paired = len(options.fields or ()) > len(sides) > 1
+    return Corpus(
+        sides[0], sides[1] if len(sides) > 1 else None, (name,), subcorpora=(part,), paired_sources=paired
+    )  # fmt: skip
 
 
 def read_pairs(
-    source: str | Path, target: str | Path, reading: Reading = Reading(), cache: Cache = Cache()  # noqa: B008
+    source: str | Path, target: str | Path, options: ReadOptions = ReadOptions(), cache: Cache = Cache()  # noqa: B008
 ) -> Corpus:  # fmt: skip
-    """Two files, or folders of files, of equally many lines."""
-    by_line = replace(reading, documents="line", fields=None)
+    """Two files, or folders of files, with the same number of lines."""
+    by_line = replace(options, documents="line", fields=None)
     both = [open_sides(str(path), by_line, cache) for path in (source, target)]
     if any(len(sides) > 1 for sides in both):
         raise InputError(f"{source} and {target} each hold pairs (text). Name them one by one, as a list.")
     (sources,), (targets,) = both
     if len(sources) == len(targets) and len(sources.counts) > 1 and sources.counts != targets.counts:
         raise InputError(
-            f"files of {source} and {target} differ in lines, though not in all (text). Pair file by file."
+            f"single files of {source} and {target} differ in lines, though the totals agree (text). Pair file by file."
         )
     if len(sources) != len(targets):
-        shift = find_shift(sizes_of(sources), sizes_of(targets))
-        place = "" if shift is None else f" First suspicious place near line {shift.line:,}."
+        shift = find_shift(byte_lengths(sources), byte_lengths(targets))
+        place = "" if shift is None else f" They seem to be shifted from line {shift.line:,} on."
         raise messages.UNEQUAL_LINES(
             source=source, sources=len(sources), target=target, targets=len(targets), place=place
         )
@@ -254,32 +164,32 @@ def read_pairs(
     return Corpus(sources, targets, (str(source), str(target)))
 
 
-def behind(corpus: Corpus, prefix: str) -> Corpus:
-    """The corpus with a prefix before each of its sources."""
+def with_prefix(corpus: Corpus, prefix: str) -> Corpus:
+    """The corpus with a prefix before each source."""
     return replace(corpus, sources=prefixed(corpus.sources, prefix)) if prefix else corpus
 
 
-def join_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
+def concatenate_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
     """Several corpora as one, each with its weight."""
     members = [corpus for corpus, _ in corpora]
     if len({corpus.targets is None for corpus in members}) > 1:
         names = ", ".join(corpus.names[0] for corpus in members)
         raise InputError(f"some of {names} are pairs, others are not (text.train). Name corpora of one kind.")
-    if len({corpus.joined for corpus in members}) > 1:
+    if len({corpus.paired_sources for corpus in members}) > 1:
         names = ", ".join(corpus.names[0] for corpus in members)
         raise InputError(f"some of {names} are pairs of texts, others are not (text.train). Name corpora of one kind.")
     targets = [corpus.targets for corpus in members if corpus.targets is not None]
     return Corpus(
-        Chained([corpus.sources for corpus in members]),
-        Chained(targets) if targets else None,
+        ChainedTexts([corpus.sources for corpus in members]),
+        ChainedTexts(targets) if targets else None,
         tuple(name for corpus in members for name in corpus.names),
-        parts=tuple(replace(part, weight=weight) for corpus, weight in corpora for part in corpus.parts),
-        joined=members[0].joined,
+        subcorpora=tuple(replace(part, weight=weight) for corpus, weight in corpora for part in corpus.subcorpora),
+        paired_sources=members[0].paired_sources,
     )
 
 
 def embedded_corpus(name: str, split: Split) -> Corpus:
-    """A corpus that needs no download: "dates" (pairs) or "python" (one document a file)."""
+    """A corpus that needs no download: "dates" (pairs) or "python" (one document per file)."""
     if name == "dates":
         from regard.data.corpora.dates import date_lines
 
@@ -294,28 +204,116 @@ def embedded_corpus(name: str, split: Split) -> Corpus:
 
 
 def _read_music(path: str, split: Split, transpose: int) -> Corpus:
-    """A text a chorale, first as they are, then a part for each other key."""
+    """One text per chorale: first in the original keys, then a subcorpus for each transposition."""
     chorales = read_chorales(path, split)
     _refuse_empty(path, chorales)
     texts: list[str] = []
-    parts: list[Part] = []
+    subcorpora: list[Subcorpus] = []
     for shift, moved in transposed(chorales, transpose):
         if moved:
             texts += map(text_of, moved)
-            parts.append(Part((f"{path} {shift:+d}" if shift else path,), len(moved)))
-    return Corpus(texts, None, (path,), parts=tuple(parts))
+            subcorpora.append(Subcorpus((f"{path} {shift:+d}" if shift else path,), len(moved)))
+    return Corpus(texts, None, (path,), subcorpora=tuple(subcorpora))
 
 
-def _lines(name: str, numbers: list[int]) -> str:
+def _line_ranges(name: str, numbers: list[int]) -> str:
     runs = [
         [number for _, number in run]
         for _, run in itertools.groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     ]
-    shown = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_RANGES_SHOWN]]
-    rest = sum(len(run) for run in runs[_RANGES_SHOWN:])
-    return f"{name}:{', '.join(shown)}" + (f" and {rest:,} more" if rest else "")
+    ranges = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs[:_MAX_RANGES]]
+    rest = sum(len(run) for run in runs[_MAX_RANGES:])
+    return f"{name}:{', '.join(ranges)}" + (f" and {rest:,} more" if rest else "")
 
 
 def _refuse_empty(path: str | Path, texts: Sequence[object]) -> None:
     if not texts:
         raise messages.EMPTY_TEXT(path=path)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Misaligned pairs: from `line` (counted from 1) to `last`, targets fit the source `lag` lines further better."""
+
+    line: int
+    last: int
+    lag: int
+    before: float  # correlation of lengths outside these lines
+    after: float  # inside
+    shifted: float  # inside, when the targets are moved
+
+
+def find_shift(sources: Lengths, targets: Lengths) -> Shift | None:
+    """Find where the pairs of a parallel corpus become misaligned, from the lengths of their texts.
+
+    In aligned text long sources have long targets. For each lag a running sum counts how much better the lengths
+    agree unmoved than moved by the lag; it rises while pairs are aligned, and a long fall shows that they are not.
+    """
+    count = min(len(sources), len(targets))
+    if count < 2 * _MIN_LINES:
+        return None
+    best: tuple[float, int, int, int] | None = None
+    for lag in _LAGS:
+        confidence, start, stop = _longest_fall(sources[:count], targets[:count], lag)
+        if best is None or confidence > best[0]:
+            best = confidence, start, stop, lag
+    assert best is not None
+    confidence, start, stop, lag = best
+    outside = count - (stop - start)
+    rows = _sample(0, outside)
+    rows += (rows >= start) * (stop - start)
+    before = _correlation(sources[rows], targets[rows])
+    if confidence < _MIN_CONFIDENCE or min(stop - start, outside) < _MIN_LINES or before < _MIN_CORRELATION:
+        return None
+    inside, moved = _sample(start, stop), _sample(max(start, -lag), min(stop, count - lag))
+    after = _correlation(sources[inside], targets[inside])
+    shifted = _correlation(sources[moved + lag], targets[moved])
+    if shifted < after + _MIN_GAIN:  # as in text that is sorted by length
+        return None
+    return Shift(start + 1, stop, lag, before, after, shifted)
+
+
+def _longest_fall(sources: Lengths, targets: Lengths, lag: int) -> tuple[float, int, int]:
+    """The longest fall of the running sum for a lag: its confidence, first line and stop."""
+    count = len(sources)
+    scales = [_mean_and_deviation(side) for side in (sources, targets)]
+    total = square = peak = 0.0
+    peak_line, fall, found = 0, 0.0, (0, 0)
+    for first in range(0, count, _BLOCK):
+        rows = np.arange(first, min(count, first + _BLOCK))
+        own, other = np.log1p(sources[rows]), np.log1p(sources[np.clip(rows + lag, 0, count - 1)])
+        target = (np.log1p(targets[rows]) - scales[1][0]) / scales[1][1]
+        gain = np.clip(target * (own - other) / scales[0][1], -4, 4)
+        square += float(gain @ gain)
+        running = total + np.cumsum(gain)
+        peaks = np.maximum.accumulate(np.maximum(running, peak))
+        falls = peaks - running
+        lowest = int(falls.argmax())
+        if falls[lowest] > fall:
+            fall = float(falls[lowest])
+            higher = np.flatnonzero(running[: lowest + 1] == peaks[lowest])
+            found = (first + int(higher[0]) + 1 if len(higher) else peak_line), first + lowest + 1
+        if peaks[-1] > peak:
+            peak, peak_line = float(peaks[-1]), first + int(running.argmax()) + 1
+        total = float(running[-1])
+    length = max(1, found[1] - found[0])
+    return fall / max(1e-9, np.sqrt(square / count * length)), found[0], found[1]
+
+
+def _sample(start: int, stop: int) -> Lengths:
+    """Lines from `start` to `stop`, evenly thinned out when there are very many."""
+    return np.arange(start, stop, max(1, (stop - start) // _MAX_SAMPLE))
+
+
+def _mean_and_deviation(side: Lengths) -> tuple[float, float]:
+    sample = np.log1p(side[_sample(0, len(side))])
+    return float(sample.mean()), max(1e-9, float(sample.std()))
+
+
+def _correlation(one: Lengths, other: Lengths) -> float:
+    if len(one) < 2:
+        return 0.0
+    one, other = np.log1p(one), np.log1p(other)
+    if one.std() < 1e-9 or other.std() < 1e-9:
+        return 0.0
+    return float(np.corrcoef(one, other)[0, 1])

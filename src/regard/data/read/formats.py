@@ -1,4 +1,4 @@
-"""Texts between tabs and in JSON lines: columns by number or by name, of which two or three make a text."""
+"""File formats of a corpus: plain text by line, paragraph or file, .tsv, JSON lines (.jsonl), gzip, folders, stdin."""
 
 from __future__ import annotations
 
@@ -8,122 +8,252 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from regard import messages
 from regard.data.read.cache import Cache, Columns, digest_of
-from regard.data.read.files import Reading, Scan, blocks, chunks, file_digest, missing, reader
-from regard.data.read.texts import Bounds, Stored
+from regard.data.read.files import ReadOptions, Scan, file_digest, line_blocks, missing_file, range_reader, read_blocks
+from regard.data.read.texts import Bounds, StoredTexts
 from regard.errors import InputError, suggest
 
-MOST_FIELDS = 3
+_MAX_FIELDS = 3
+_MAX_OBJECT_BYTES = 100_000_000
 _TAB = ord("\t")
-_SIDES = (("text",), ("source", "target"))
+_DEFAULT_FIELDS = (("text",), ("source", "target"))
 
 Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
-"""Where the texts of each side are, piece by piece; and their bytes, when they are not the file's own."""
+"""Block by block, the bounds of the texts of each side; and their bytes, when they are not the file's own."""
 
 
-def tabs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
-    """Columns between marks: two, or those that were by_name by number, or by what the first line calls them."""
-    wanted = scan.reading.fields
-    by_name = named(wanted)
-    columns = (0, 1) if wanted is None else () if by_name else _numbers(wanted)
-    spooled = 0
-    for chunk in stream:
-        place, line = scan.place, scan.lines
-        bounds = scan.read(chunk)
-        if wanted is not None and not columns:
-            (start, stop), bounds, line = (bounds[0] - place).tolist(), bounds[1:], line + 1
-            columns = _headed(chunk[start:stop], wanted, scan.path)
-        marks = np.flatnonzero(np.frombuffer(chunk, dtype=np.uint8) == _TAB) + place
-        first = np.searchsorted(marks, bounds[:, 0])
-        counts = np.searchsorted(marks, bounds[:, 1]) - first
-        wrong = np.flatnonzero(counts < max(columns) if wanted else counts != 1)
+def open_sides(path: str, options: ReadOptions, cache: Cache) -> tuple[StoredTexts, ...]:
+    """The texts of a file or folder, or of standard input ("-"): one side, or the two of a .tsv or of JSON lines.
+
+    Of three fields the first two are the source, separated by a tab.
+    """
+    if options.fields is not None and not 1 <= len(options.fields) <= _MAX_FIELDS:
+        raise InputError(
+            f"{len(options.fields)} fields were named (text.fields). Name a text, a text and its target, "
+            "or two texts and their target."
+        )
+    files = _list_files(_save_standard_input(cache) if path == "-" else Path(path))
+    form = _format_of(files, path) or options.documents
+    options = replace(options, documents="line") if form in ("tsv", "jsonl") else options
+    before = _file_states(files)
+    key = [[file_digest(file) for file in files], [file.suffix for file in files], form, asdict(options)]
+    in_place = len(files) == 1 and not _rewritten(form, options) and files[0].suffix != ".gz"
+    table = cache.table("text", key, lambda columns: _index(files, form, options, columns, copied=not in_place))
+    if _file_states(files) != before:
+        raise messages.UNREADABLE(path=path, why="it was changed while it was read")
+    if in_place:
+        fetch = range_reader(files[0])
+    else:
+        text = table.columns["text"]
+        on_disk = isinstance(text, np.memmap) and text.filename
+        fetch = range_reader(Path(on_disk)) if on_disk else lambda start, stop: text[start:stop].tobytes()
+    return tuple(
+        StoredTexts(fetch, table.columns[name], {**table.metadata, "digest": digest_of([key, name])})
+        for name in ("source", "target")
+        if name in table.columns
+    )
+
+
+def _index(files: list[Path], form: str, options: ReadOptions, columns: Columns, *, copied: bool) -> Mapping[str, Any]:
+    """Check files and store the bounds of their texts; copy the text itself where it cannot be read in place."""
+    bad_utf8: list[int] = []
+    crlf: list[tuple[int, int]] = []
+    counts: list[int] = []
+    texts = offset = stripped = width = 0
+    rewritten, header = _rewritten(form, options), int(form == "tsv" and _has_header(options.fields))
+    columns.append("source", np.zeros((0, 2), dtype=np.int64))
+    if copied:
+        columns.append("text", np.zeros(0, dtype=np.uint8))
+    for file in files:
+        scan, first, written = Scan(file, options, _MAX_OBJECT_BYTES if form == "jsonl" else None), texts, 0
+        bad_here: list[int] = []
+        blocks = line_blocks(read_blocks(file), scan.limit)
+        if copied and not rewritten:
+            blocks = _copy(blocks, columns)
+        for sides, content in _READERS[form](scan, blocks, bad_here):
+            if len(sides) != (width or len(sides)):
+                what = "it has a text where the files before it have pairs, or pairs where they have a text"
+                raise messages.UNREADABLE(path=file, why=what)
+            width = len(sides)
+            for name, bounds in zip(("source", "target"), sides):
+                columns.append(name, bounds + offset)
+            if content is not None:
+                columns.append("text", np.frombuffer(content, dtype=np.uint8))
+                written += len(content)
+            texts += len(sides[0])
+        scan.finish()
+        bad_utf8 += [first + index for index in bad_here]
+        stripped += scan.stripped
+        counts.append(texts - first)
+        if scan.crlf and form != "jsonl":
+            crlf.append((first, first + min(texts - first, scan.lines - header)))
+        offset += written if rewritten else scan.offset
+    return {
+        "bad_utf8": bad_utf8, "stripped": stripped, "strip": options.control == "strip", "crlf": crlf,
+        "counts": counts, "header": header,
+    }  # fmt: skip
+
+
+def _copy(blocks: Iterable[bytes], columns: Columns) -> Iterator[bytes]:
+    for block in blocks:
+        columns.append("text", np.frombuffer(block, dtype=np.uint8))
+        yield block
+
+
+def _read_lines(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
+    for block in blocks:
+        yield (scan.read(block),), None
+    bad_utf8 += scan.bad_utf8
+
+
+def _read_file(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
+    """A whole file as one text."""
+    start = None
+    for block in blocks:
+        bounds = scan.read(block)
+        start = int(bounds[0, 0]) if start is None else start
+    if start is not None and start < scan.offset:
+        yield (np.array([[start, scan.offset]]),), None
+        bad_utf8 += [0] if scan.bad_utf8 else []
+
+
+def _read_paragraphs(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
+    """Runs of lines between blank lines."""
+    begin, end, index, line, is_bad = -1, -1, 0, 0, False
+    for block in blocks:
+        offset = scan.offset
+        found: list[tuple[int, int]] = []
+        bad_before = len(scan.bad_utf8)
+        bounds = scan.read(block)
+        bad_lines = set(scan.bad_utf8[bad_before:])
+        for start, stop in bounds.tolist():
+            if block[start - offset : stop - offset].strip():
+                begin, end = (start if begin < 0 else begin), stop
+                is_bad = is_bad or line in bad_lines
+            elif begin >= 0:
+                found.append((begin, end))
+                bad_utf8 += [index] if is_bad else []
+                index, begin, is_bad = index + 1, -1, False
+            line += 1
+        yield (np.array(found, dtype=np.int64).reshape(-1, 2),), None
+    if begin >= 0:
+        bad_utf8 += [index] if is_bad else []
+        yield (np.array([[begin, end]]),), None
+
+
+def _read_tsv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
+    """Columns of a .tsv: the only two, or those that `fields` names by number or by their names in the header."""
+    fields = scan.options.fields
+    has_header = _has_header(fields)
+    columns = (0, 1) if fields is None else () if has_header else _column_numbers(fields)
+    written = 0
+    for block in blocks:
+        offset, line = scan.offset, scan.lines
+        bounds = scan.read(block)
+        if fields is not None and not columns:
+            (start, stop), bounds, line = (bounds[0] - offset).tolist(), bounds[1:], line + 1
+            columns = _columns_in_header(block[start:stop], fields, scan.path)
+        tabs = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _TAB) + offset
+        first = np.searchsorted(tabs, bounds[:, 0])
+        counts = np.searchsorted(tabs, bounds[:, 1]) - first
+        wrong = np.flatnonzero(counts < max(columns) if fields else counts != 1)
         if len(wrong):
             count = int(counts[wrong[0]]) + 1
             raise messages.COLUMNS(path=scan.path, line=line + 1 + int(wrong[0]), count=count)
-        edges = np.append(marks, 0)
+        edges = np.append(tabs, 0)
         sides = []
         for column in columns:
             starts = bounds[:, 0] if column == 0 else edges[first + column - 1] + 1
-            stops = np.where(counts == column, bounds[:, 1], edges[np.minimum(first + column, len(marks))])
+            stops = np.where(counts == column, bounds[:, 1], edges[np.minimum(first + column, len(tabs))])
             sides.append(np.stack([starts, stops], axis=1))
-        if len(sides) < MOST_FIELDS:
+        if len(sides) < _MAX_FIELDS:
             yield tuple(sides), None
             continue
-        cut = (np.concatenate(sides, axis=1) - place).tolist()
-        found, content = _spooled(
-            [_joined([chunk[a:b], chunk[c:d], chunk[e:f]]) for a, b, c, d, e, f in cut], 2, spooled
-        )
-        spooled += len(content)
+        cells = (np.concatenate(sides, axis=1) - offset).tolist()
+        rows = [_merge_pair([block[a:b], block[c:d], block[e:f]]) for a, b, c, d, e, f in cells]
+        found, content = _concatenate(rows, 2, written)
+        written += len(content)
         yield found, content
-    bad += [number - by_name for number in scan.bad if number >= by_name]
+    bad_utf8 += [number - has_header for number in scan.bad_utf8 if number >= has_header]
 
 
-def objects(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
-    """JSON lines: {"text": ...}, or {"source": ..., "target": ...}, or the fields that were by_name."""
-    fields = scan.reading.fields
-    place = number = 0
-    rows: list[list[bytes] | None] = []  # None: not UTF-8, and to be left out
-    for chunk in stream:
-        before, line, faulty = scan.place, scan.lines, len(scan.bad)
-        bounds = scan.read(chunk)
-        lines_bad = set(scan.bad[faulty:])
+def _read_jsonl(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
+    """JSON lines: {"text": ...}, or {"source": ..., "target": ...}, or the fields that `fields` names."""
+    fields = scan.options.fields
+    written = index = 0
+    rows: list[list[bytes] | None] = []  # None: not UTF-8, left out
+    for block in blocks:
+        offset, line, bad_before = scan.offset, scan.lines, len(scan.bad_utf8)
+        bounds = scan.read(block)
+        bad_lines = set(scan.bad_utf8[bad_before:])
         for start, stop in bounds.tolist():
             line += 1
-            content = chunk[start - before : stop - before]
-            if line - 1 in lines_bad:
-                bad.append(number)
+            content = block[start - offset : stop - offset]
+            if line - 1 in bad_lines:
+                bad_utf8.append(index)
                 rows.append(None)
             elif content.strip():  # a blank line is no object
-                row, fields = _fields(content, fields, scan.path, line, numbers=scan.reading.fields is not None)
-                rows.append(_joined(row))
+                row, fields = _parse_object(
+                    content, fields, scan.path, line, numbers=scan.options.fields is not None
+                )  # fmt: skip
+                rows.append(_merge_pair(row))
             else:
                 continue
-            number += 1
+            index += 1
         if rows and fields is not None:
-            yield _spooled(rows, min(len(fields), 2), place)
-            place += sum(len(text) for row in rows if row for text in row)
+            yield _concatenate(rows, min(len(fields), 2), written)
+            written += sum(len(text) for row in rows if row for text in row)
             rows = []
     if rows:
-        yield _spooled(rows, 1, place)
+        yield _concatenate(rows, 1, written)
 
 
-def _spooled(rows: list[list[bytes] | None], sides: int, place: int) -> tuple[tuple[Bounds, ...], bytes]:
-    """Where texts are that are written one after the other from a place on, and their bytes."""
+_READERS = {
+    "line": _read_lines, "file": _read_file, "paragraph": _read_paragraphs, "tsv": _read_tsv, "jsonl": _read_jsonl
+}  # fmt: skip
+
+
+def _rewritten(form: str, options: ReadOptions) -> bool:
+    """Whether the texts must be copied one by one, because the file does not hold them as they are."""
+    return form == "jsonl" or (form == "tsv" and len(options.fields or ()) == _MAX_FIELDS)
+
+
+def _concatenate(rows: Sequence[list[bytes] | None], sides: int, offset: int) -> tuple[tuple[Bounds, ...], bytes]:
+    """The bounds of texts that are written one after the other from an offset on, and their bytes."""
     filled = [row or [b""] * sides for row in rows]
     lengths = np.array([[len(text) for text in row] for row in filled], dtype=np.int64).reshape(-1, sides)
-    ends = place + np.cumsum(lengths.ravel()).reshape(lengths.shape)
+    ends = offset + np.cumsum(lengths.ravel()).reshape(lengths.shape)
     bounds = tuple(np.stack([ends[:, i] - lengths[:, i], ends[:, i]], axis=1) for i in range(sides))
     return bounds, b"".join(text for row in filled for text in row)
 
 
-def _joined(row: list[bytes]) -> list[bytes]:
-    """Of three texts, the first two as one, with a tab between them and none in the first."""
-    return [row[0].replace(b"\t", b" ") + b"\t" + row[1], row[2]] if len(row) == MOST_FIELDS else row
+def _merge_pair(row: list[bytes]) -> list[bytes]:
+    """Of three texts, the first two as one, separated by a tab; tabs inside the first become spaces."""
+    return [row[0].replace(b"\t", b" ") + b"\t" + row[1], row[2]] if len(row) == _MAX_FIELDS else row
 
 
-def _fields(
+def _parse_object(
     line: bytes, fields: tuple[str, ...] | None, path: str | Path, number: int, *, numbers: bool
 ) -> tuple[list[bytes], tuple[str, ...]]:
-    """The texts of one JSON line, and the names they stand under; with `numbers`, the last of several may be one."""
+    """The texts of one JSON line and the names of their fields; with `numbers`, the last field may be a number."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise messages.NOT_JSON(path=path, line=number, why=f"not JSON ({error})") from None
     if isinstance(value, dict) and isinstance(value.get("translation"), dict):
-        value = value["translation"]  # as published corpora of pairs have it: {"translation": {"de": ..., "en": ...}}
+        value = value["translation"]  # as in Hugging Face datasets: {"translation": {"de": ..., "en": ...}}
         fields = fields or tuple(value)[:2]
     if not isinstance(value, dict):
         raise messages.NOT_JSON(path=path, line=number, why="not an object")
-    chosen = fields or next((names for names in _SIDES if value.keys() >= set(names)), ("text",))
+    chosen = fields or next((names for names in _DEFAULT_FIELDS if value.keys() >= set(names)), ("text",))
     if numbers and len(chosen) > 1 and isinstance(value.get(chosen[-1]), (int, float)):
         value[chosen[-1]] = json.dumps(value[chosen[-1]])
     for name in chosen:
@@ -136,8 +266,13 @@ def _fields(
         raise messages.NOT_JSON(path=path, line=number, why=why) from None
 
 
-def _numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
-    """Columns counted from 1, as they are written, to columns counted from 0."""
+def _has_header(fields: tuple[str, ...] | None) -> bool:
+    """Whether fields are names, which the first line of a .tsv must list, and not numbers of columns."""
+    return fields is not None and not all(field.isascii() and field.isdigit() for field in fields)
+
+
+def _column_numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
+    """Numbers of columns, counted from 1 in the recipe and from 0 here."""
     for field in fields:
         if not (field.isascii() and field.isdigit() and int(field)):
             raise InputError(
@@ -146,13 +281,8 @@ def _numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(int(field) - 1 for field in fields)
 
 
-def named(fields: tuple[str, ...] | None) -> bool:
-    """Whether columns are wanted by the names that a first line gives them, not by number."""
-    return fields is not None and not all(field.isascii() and field.isdigit() for field in fields)
-
-
-def _headed(line: bytes, fields: tuple[str, ...], path: str | Path) -> tuple[int, ...]:
-    """The columns that a first line calls by these names."""
+def _columns_in_header(line: bytes, fields: tuple[str, ...], path: str | Path) -> tuple[int, ...]:
+    """The columns that have these names in the header of a .tsv."""
     names = [name.strip() for name in line.decode(errors="replace").split("\t")]
     for field in fields:
         if field not in names:
@@ -160,143 +290,15 @@ def _headed(line: bytes, fields: tuple[str, ...], path: str | Path) -> tuple[int
     return tuple(map(names.index, fields))
 
 
-def spools(form: str, reading: Reading) -> bool:
-    """Whether texts are written anew, because they do not stand in the file as they are."""
-    return form == "jsonl" or (form == "tsv" and len(reading.fields or ()) == MOST_FIELDS)
-
-
-_LONGEST_OBJECT = 100_000_000
-
-
-def open_sides(path: str, reading: Reading, cache: Cache) -> tuple[Stored, ...]:
-    """The texts of a file or folder, or of standard input ("-"): one side, or the two of a .tsv or of JSON lines.
-
-    Of three fields the first two are the source, joined by a tab.
-    """
-    if reading.fields is not None and not 1 <= len(reading.fields) <= MOST_FIELDS:
-        raise InputError(
-            f"{len(reading.fields)} fields were named (text.fields). Name a text, a text and what belongs to it, "
-            "or two texts and what belongs to them."
-        )
-    files = _files(_from_standard_input(cache) if path == "-" else Path(path))
-    form = _form(files, path) or reading.documents
-    reading = replace(reading, documents="line") if form in ("tsv", "jsonl") else reading
-    before = _states(files)
-    key = [[file_digest(file) for file in files], [file.suffix for file in files], form, asdict(reading)]
-    own = len(files) == 1 and not spools(form, reading) and files[0].suffix != ".gz"  # read where it stands
-    table = cache.table("text", key, lambda columns: _index(files, form, reading, columns, copied=not own))
-    if _states(files) != before:
-        raise messages.UNREADABLE(path=path, why="it was changed while it was read")
-    if own:
-        fetch = reader(files[0])
-    else:
-        text = table.columns["text"]
-        fetch = reader(Path(text.filename)) if isinstance(text, np.memmap) and text.filename else _slicer(text)
-    return tuple(
-        Stored(fetch, table.columns[name], {**table.facts, "digest": digest_of([key, name])})
-        for name in ("source", "target")
-        if name in table.columns
-    )
-
-
-def _index(files: list[Path], form: str, reading: Reading, columns: Columns, *, copied: bool) -> Mapping[str, Any]:
-    """Check files and write down where their texts are; copy the text itself where it cannot be read in place."""
-    bad: list[int] = []
-    windows: list[tuple[int, int]] = []
-    counts: list[int] = []
-    texts = place = stripped = width = 0
-    spooled, header = spools(form, reading), int(form == "tsv" and named(reading.fields))
-    columns.append("source", np.zeros((0, 2), dtype=np.int64))
-    if copied:
-        columns.append("text", np.zeros(0, dtype=np.uint8))
-    for file in files:
-        scan, first, written = Scan(file, reading, _LONGEST_OBJECT if form == "jsonl" else None), texts, 0
-        bad_here: list[int] = []
-        stream = _copied(chunks(blocks(file), scan.limit), columns, copied and not spooled)
-        for sides, content in _FORMS[form](scan, stream, bad_here):
-            if len(sides) != (width or len(sides)):
-                what = "it has a text where the files before it have pairs, or pairs where they have a text"
-                raise messages.UNREADABLE(path=file, why=what)
-            width = len(sides)
-            for name, bounds in zip(("source", "target"), sides):
-                columns.append(name, bounds + place)
-            if content is not None:
-                columns.append("text", np.frombuffer(content, dtype=np.uint8))
-                written += len(content)
-            texts += len(sides[0])
-        scan.finish()
-        bad += [first + number for number in bad_here]
-        stripped += scan.stripped
-        counts.append(texts - first)
-        if scan.windows and form != "jsonl":
-            windows.append((first, first + min(texts - first, scan.lines - header)))
-        place += written if spooled else scan.place
-    strip = reading.control == "strip"
-    return {
-        "bad": bad, "stripped": stripped, "strip": strip, "windows": windows, "counts": counts, "header": header
-    }  # fmt: skip
-
-
-def _lines(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
-    for chunk in stream:
-        yield (scan.read(chunk),), None
-    bad += scan.bad
-
-
-def _whole(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
-    start = None
-    for chunk in stream:
-        bounds = scan.read(chunk)
-        start = int(bounds[0, 0]) if start is None else start
-    if start is not None and start < scan.place:
-        yield (np.array([[start, scan.place]]),), None
-        bad += [0] if scan.bad else []
-
-
-def _paragraphs(scan: Scan, stream: Iterable[bytes], bad: list[int]) -> Found:
-    """Runs of lines between blank ones."""
-    begin, end, number, line, spoilt = -1, -1, 0, 0, False
-    for chunk in stream:
-        place = scan.place
-        found: list[tuple[int, int]] = []
-        faulty = len(scan.bad)
-        bounds = scan.read(chunk)
-        lines_bad = set(scan.bad[faulty:])
-        for start, stop in bounds.tolist():
-            filled = bool(chunk[start - place : stop - place].strip())
-            if filled:
-                begin, end = (start if begin < 0 else begin), stop
-                spoilt = spoilt or line in lines_bad
-            elif begin >= 0:
-                found.append((begin, end))
-                bad += [number] if spoilt else []
-                number, begin, spoilt = number + 1, -1, False
-            line += 1
-        yield (np.array(found, dtype=np.int64).reshape(-1, 2),), None
-    if begin >= 0:
-        bad += [number] if spoilt else []
-        yield (np.array([[begin, end]]),), None
-
-
-_FORMS = {"line": _lines, "file": _whole, "paragraph": _paragraphs, "tsv": tabs, "jsonl": objects}
-
-
-def _states(files: list[Path]) -> list[tuple[int, int]]:
-    """What changes when someone writes to a file."""
+def _file_states(files: list[Path]) -> list[tuple[int, int]]:
+    """Size and modification time of each file."""
     return [(state.st_size, state.st_mtime_ns) for state in (file.stat() for file in files)]
 
 
-def _copied(stream: Iterable[bytes], columns: Columns, copied: bool) -> Iterator[bytes]:
-    for chunk in stream:
-        if copied:
-            columns.append("text", np.frombuffer(chunk, dtype=np.uint8))
-        yield chunk
-
-
-def _files(path: Path) -> list[Path]:
-    """A file, or all files below a folder in order of name, but for hidden ones."""
+def _list_files(path: Path) -> list[Path]:
+    """A file, or all files below a folder in order of name, without hidden ones."""
     if not path.exists():
-        raise missing(path)
+        raise missing_file(path)
     if not path.is_dir():
         return [path]
     found = sorted(
@@ -308,25 +310,25 @@ def _files(path: Path) -> list[Path]:
     return found
 
 
-def _form(files: list[Path], path: str) -> str:
-    """Which form files have, by their names."""
+def _format_of(files: list[Path], path: str) -> str:
+    """The format of files by their names: "tsv", "jsonl", or "" for plain text."""
     plain = [Path(file.stem) if file.suffix == ".gz" else file for file in files]
     forms = sorted({{".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(file.suffix, "") for file in plain})
     if len(forms) > 1:
         raise InputError(
-            f"{path} holds files of several forms (text). Put .tsv, .jsonl and plain text into folders apart."
+            f"{path} holds files of several formats (text). Put .tsv, .jsonl and plain text into separate folders."
         )
     return forms[0]
 
 
-def _from_standard_input(cache: Cache) -> Path:
-    """Standard input as a file, named by its content and by the form its first line shows."""
+def _save_standard_input(cache: Cache) -> Path:
+    """Save standard input to a file, named by its content and by the format of its first line."""
     folder = cache.root or Path(tempfile.mkdtemp(prefix="regard-"))
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    beside = folder / f".input.{os.getpid()}.part"
+    unfinished = folder / f".input.{os.getpid()}.part"
     first = b""
-    with open(beside, "wb") as file:
+    with open(unfinished, "wb") as file:
         while block := sys.stdin.buffer.read(1 << 20):
             first = first or block
             digest.update(block)
@@ -336,9 +338,5 @@ def _from_standard_input(cache: Cache) -> Path:
     suffix = ".jsonl" if line.lstrip().startswith(b"{") else ".tsv" if line.count(b"\t") == 1 else ".txt"
     suffix += ".gz" if zipped else ""
     final = folder / f"input-{digest.hexdigest()[:40]}{suffix}"
-    os.replace(beside, final)
+    os.replace(unfinished, final)
     return final
-
-
-def _slicer(text: NDArray[np.uint8]) -> Any:
-    return lambda start, stop: text[start:stop].tobytes()

@@ -1,4 +1,4 @@
-"""What a corpus is like, counted before anything is learnt from it."""
+"""Data report: size, lengths, duplicates, overlap with validation and misalignment of a corpus, before training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from regard import messages
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, Shift, find_shift
-from regard.data.read.texts import pieces, sizes_of, stripped_lines
+from regard.data.read.texts import byte_lengths, stripped_lines, text_parts
 from regard.data.samples import Samples
 
 _BINS = 12
@@ -22,59 +22,59 @@ _SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """How long the texts of a side are, in tokens: `counts[i]` of them from edges[i] to edges[i + 1] - 1."""
+class LengthHistogram:
+    """Histogram of text lengths in tokens: `counts[i]` texts have from edges[i] to edges[i + 1] - 1 tokens."""
 
     tokens: int
-    longest: int
+    max_length: int
     edges: tuple[int, ...]
     counts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class DataReport:
-    """A corpus in numbers; the texts kept and those left out add up to all texts."""
+    """A corpus in numbers; texts = kept + left out."""
 
     names: tuple[str, ...]
     texts: int
     kept: int
     left_out: dict[str, int]
-    stripped: int  # lines that control characters were taken from
-    duplicates: int  # texts that occurred before
-    overlap: tuple[int, int] | None  # validation texts that are also learnt from, of how many
-    sides: tuple[Spread, ...]
+    stripped: int  # lines from which control characters are removed
+    duplicates: int  # texts that repeat an earlier one
+    overlap: tuple[int, int] | None  # validation texts that are in the training text, and all validation texts
+    sides: tuple[LengthHistogram, ...]
     shift: Shift | None
-    parts: tuple[tuple[str, int, float], ...]  # of several corpora: name, texts, weight
+    subcorpora: tuple[tuple[str, int, float], ...]  # if several: name, texts, weight
 
     def warnings(self, *, valid: str = "the validation text", listed: str = "") -> list[str]:
-        """What a person should know before training."""
-        said = []
+        """Warnings about the corpus."""
+        found = []
         if self.left_out:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             count = self.texts - self.kept
-            said.append(
+            found.append(
                 messages.LEFT_OUT(path=self.names[0], count=count, lines=self.texts, reasons=reasons, listed=listed)
             )
         if self.overlap is not None and self.overlap[0]:
-            said.append(messages.OVERLAP(count=self.overlap[0], lines=self.overlap[1], path=valid))
+            found.append(messages.OVERLAP(count=self.overlap[0], lines=self.overlap[1], path=valid))
         if self.shift is not None:
-            facts = {name: value for name, value in asdict(self.shift).items() if name != "last"}
-            said.append(messages.SHIFTED(path=self.names[0], **facts))
-        return said
+            shift = {name: value for name, value in asdict(self.shift).items() if name != "last"}
+            found.append(messages.SHIFTED(path=self.names[0], **shift))
+        return found
 
     def text(self) -> str:
-        """All of it for a terminal or a file."""
+        """The report as plain text."""
         lines = [f"{'text':36}{', '.join(self.names)}", f"{'texts':36}{self.texts:>12,}"]
         lines += [f"{'  left out, ' + reason:36}{count:>12,}" for reason, count in self.left_out.items()]
-        lines.append(f"{'  learnt from':36}{self.kept:>12,}")
+        lines.append(f"{'  used':36}{self.kept:>12,}")
         lines.append(f"{'duplicates':36}{self.duplicates:>12,}")
         if self.stripped:
             lines.append(f"{'control characters removed':36}{self.stripped:>12,}")
         if self.overlap is not None:
             lines.append(f"{'validation also in training':36}{self.overlap[0]:>12,} of {self.overlap[1]:,}")
-        lines += [f"{'  ' + name:36}{count:>12,} x {weight:g}" for name, count, weight in self.parts]
+        lines += [f"{'  ' + name:36}{count:>12,} x {weight:g}" for name, count, weight in self.subcorpora]
         for name, side in zip(_SIDES if len(self.sides) > 1 else ("text",), self.sides):
-            lines += ["", f"{name}: {side.tokens:,} tokens, the longest text {side.longest:,}"]
+            lines += ["", f"{name}: {side.tokens:,} tokens, the longest text {side.max_length:,}"]
             most = max(side.counts, default=1)
             for start, stop, count in zip(side.edges, side.edges[1:], side.counts):
                 bar = "#" * round(_BAR * count / max(1, most))
@@ -85,9 +85,9 @@ class DataReport:
 def report_on(
     corpus: Corpus, samples: Samples, valid: Corpus | None, cache: Cache = Cache(), *, aligned: bool = True  # noqa: B008
 ) -> DataReport:  # fmt: skip
-    """Count a corpus; what takes long is counted once and kept."""
+    """The report on a corpus; the slow counts are cached."""
     key = [corpus.digest, None if valid is None else valid.digest, aligned] if cache.root else None
-    found = cache.table("report", key, lambda columns: _count(corpus, valid, aligned)).facts
+    found = cache.table("report", key, lambda columns: _count(corpus, valid, aligned)).metadata
     overlap, shift = found["overlap"], found["shift"]
     return DataReport(
         names=corpus.names,
@@ -97,9 +97,11 @@ def report_on(
         stripped=sum(stripped_lines(side) for side in corpus.sides),
         duplicates=found["duplicates"],
         overlap=None if overlap is None else (overlap[0], overlap[1]),
-        sides=tuple(map(_spread, samples.text_lengths)),
+        sides=tuple(map(_histogram, samples.text_lengths)),
         shift=None if shift is None else Shift(**shift),
-        parts=tuple((part.names[0], part.texts, part.weight) for part in corpus.parts) if len(corpus.parts) > 1 else (),
+        subcorpora=tuple((part.names[0], part.texts, part.weight) for part in corpus.subcorpora)
+        if len(corpus.subcorpora) > 1
+        else (),
     )
 
 
@@ -110,23 +112,23 @@ def _count(corpus: Corpus, valid: Corpus | None, aligned: bool) -> Mapping[str, 
     overlap = None
     if valid is not None:
         wanted = _hashes(valid)
-        places = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
-        overlap = [int((hashes[places] == wanted).sum()), len(valid)]
+        nearest = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
+        overlap = [int((hashes[nearest] == wanted).sum()), len(valid)]
     shift = None
     if aligned and corpus.targets is not None:
-        shift = find_shift(sizes_of(corpus.sources), sizes_of(corpus.targets))
+        shift = find_shift(byte_lengths(corpus.sources), byte_lengths(corpus.targets))
     return {"duplicates": duplicates, "overlap": overlap, "shift": None if shift is None else asdict(shift)}
 
 
 def _hashes(corpus: Corpus) -> NDArray[np.int64]:
-    """A number for each text or pair; equal ones have the same, and others, as good as surely, another."""
+    """A 64-bit hash of each text or pair."""
     return np.fromiter(map(hash, zip(*map(_side_hashes, corpus.sides))), dtype=np.int64, count=len(corpus))
 
 
 def _side_hashes(texts: Sequence[str]) -> Iterator[int]:
-    """A number for each text, never holding more than a part of one."""
+    """A hash of each text, computed part by part, so that no long text is held in memory."""
     current, found = -1, 0
-    for number, part in pieces(texts):
+    for number, part in text_parts(texts):
         if number != current and current >= 0:
             yield found
         found = hash(part) if number != current else hash((found, part))
@@ -135,28 +137,28 @@ def _side_hashes(texts: Sequence[str]) -> Iterator[int]:
         yield found
 
 
-def _spread(lengths: NDArray[Any]) -> Spread:
-    sample = _without_frame(lengths[:: max(1, len(lengths) // _BLOCK)])
-    longest = total = 0
+def _histogram(lengths: NDArray[Any]) -> LengthHistogram:
+    sample = _without_bos_and_eos(lengths[:: max(1, len(lengths) // _BLOCK)])
+    max_length = total = 0
     for block in _blocks(lengths):
-        longest, total = max(longest, int(block.max())), total + int(block.sum())
+        max_length, total = max(max_length, int(block.max())), total + int(block.sum())
     usual = int(np.percentile(sample, 99)) + 1 if len(sample) else 1
     width = max(1, -(-usual // _BINS))
     edges = [*range(0, usual + width, width)]
-    edges.append(max(longest, edges[-1]) + 1)
+    edges.append(max(max_length, edges[-1]) + 1)
     counts = sum(
         (np.histogram(block, bins=edges)[0] for block in _blocks(lengths)), np.zeros(len(edges) - 1, int)
     ).tolist()
     if not counts[-1]:
         counts, edges = counts[:-1], edges[:-1]
-    return Spread(total, longest, tuple(edges), tuple(counts))
+    return LengthHistogram(total, max_length, tuple(edges), tuple(counts))
 
 
 def _blocks(lengths: NDArray[Any]) -> Iterator[NDArray[np.int64]]:
-    """The tokens of texts without begin and end, some texts at a time."""
+    """Lengths without bos and eos, block by block."""
     for start in range(0, len(lengths), _BLOCK):
-        yield _without_frame(lengths[start : start + _BLOCK])
+        yield _without_bos_and_eos(lengths[start : start + _BLOCK])
 
 
-def _without_frame(lengths: NDArray[Any]) -> NDArray[np.int64]:
+def _without_bos_and_eos(lengths: NDArray[Any]) -> NDArray[np.int64]:
     return np.maximum(np.asarray(lengths, dtype=np.int64) - 2, 0)

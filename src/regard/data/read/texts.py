@@ -1,4 +1,4 @@
-"""Sequences of texts: read from a file when asked for, several as one, changed on the way, or simply held."""
+"""Lazy sequences of texts: read from a file on access, concatenated, or mapped by a function; a list works as well."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.read.cache import digest_of, forget
+from regard.data.read.cache import digest_of, release_pages
 
 Bounds = NDArray[np.int64]
+"""Start and stop offset of each text, in bytes."""
 
 _BLOCK = 1 << 20
 _RUN = 100_000
@@ -25,10 +26,10 @@ CONTROLS = dict.fromkeys(code for code in range(32) if chr(code) not in "\t\n\r"
 
 
 class Texts(Sequence[str]):
-    """A sequence of texts that are not all held."""
+    """A sequence of texts that need not be in memory."""
 
-    def at(self, place: int) -> str:
-        """The text at a place, counted from the front."""
+    def at(self, index: int) -> str:
+        """The text at an index that is not negative."""
         raise NotImplementedError
 
     @overload
@@ -37,85 +38,84 @@ class Texts(Sequence[str]):
     def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
+            return [self[one] for one in range(*index.indices(len(self)))]
         return self.at(range(len(self))[index])
 
 
-class Stored(Texts):
-    """Texts that stay where they are: each is read when it is asked for."""
+class StoredTexts(Texts):
+    """Texts in a file; each is read when it is accessed."""
 
-    def __init__(self, fetch: Callable[[int, int], bytes], bounds: Bounds, facts: Mapping[str, Any]) -> None:
+    def __init__(self, fetch: Callable[[int, int], bytes], bounds: Bounds, metadata: Mapping[str, Any]) -> None:
         self._fetch, self.bounds = fetch, bounds
-        self.digest: str = facts["digest"]
-        self.bad = frozenset[int](facts["bad"])  # texts that are not UTF-8, left out by wish
-        self.counts: list[int] = facts["counts"]  # texts of each file
-        self.stripped: int = facts["stripped"]  # lines that control characters were taken from
-        self.header: int = facts.get("header", 0)  # lines before the first text of each file
-        self._strip: bool = facts["strip"]
-        self._windows = [range(*run) for run in facts["windows"]]  # texts whose lines end in \r\n
+        self.digest: str = metadata["digest"]
+        self.bad_utf8 = frozenset[int](metadata["bad_utf8"])  # indices of texts left out because of it
+        self.counts: list[int] = metadata["counts"]  # texts per file
+        self.stripped: int = metadata["stripped"]  # lines from which control characters are removed
+        self.header: int = metadata["header"]  # lines before the first text of each file
+        self._strip: bool = metadata["strip"]
+        self._crlf = [range(*run) for run in metadata["crlf"]]  # indices of texts whose lines end in \r\n
 
     def __len__(self) -> int:
         return len(self.bounds)
 
-    def at(self, place: int) -> str:
-        start, stop = self.bounds[place].tolist()
-        return self._text(self._fetch(start, stop), place)
+    def at(self, index: int) -> str:
+        start, stop = self.bounds[index].tolist()
+        return self._decode(self._fetch(start, stop), index)
 
     def __iter__(self) -> Iterator[str]:
-        for start, rows in self._runs():
-            yield from self._texts(start, rows)
+        for first, bounds in self._runs():
+            yield from self._read_run(first, bounds)
 
-    def pieces(self) -> Iterator[tuple[int, str]]:
-        """Every text in parts of bounded size, each with its text's number."""
-        for start, rows in self._runs():
-            begin, end = int(rows[0, 0]), int(rows[-1, 1])
-            if end - begin > _BLOCK and start not in self.bad:  # one long text, alone
-                yield from ((start, part) for part in cut_text(self._blocks(start, begin, end)))
+    def parts(self) -> Iterator[tuple[int, str]]:
+        """All texts in parts of bounded size, each with the index of its text."""
+        for first, bounds in self._runs():
+            start, stop = int(bounds[0, 0]), int(bounds[-1, 1])
+            if stop - start > _BLOCK and first not in self.bad_utf8:  # a run of one long text
+                yield from ((first, part) for part in cut_text(self._read_long(first, start, stop)))
                 continue
-            for number, text in enumerate(self._texts(start, rows), start):
+            for index, text in enumerate(self._read_run(first, bounds), first):
                 if len(text) <= _PART:
-                    yield number, text
+                    yield index, text
                 else:
-                    yield from ((number, part) for part in cut_text(text))
+                    yield from ((index, part) for part in cut_text(text))
 
     def _runs(self) -> Iterator[tuple[int, Bounds]]:
-        """Runs of neighbouring texts that are read at once, each with the number of its first."""
-        for start in range(0, len(self), _RUN):
-            for rows in _near(np.array(self.bounds[start : start + _RUN])):
-                yield start, rows
-                start += len(rows)
-            forget(self.bounds)
+        """Runs of neighbouring texts that are read at once, each with the index of its first text."""
+        for first in range(0, len(self), _RUN):
+            for bounds in _runs_of_bounded_size(np.array(self.bounds[first : first + _RUN])):
+                yield first, bounds
+                first += len(bounds)
+            release_pages(self.bounds)
 
-    def _texts(self, start: int, rows: Bounds) -> Iterator[str]:
-        """The texts of a run."""
-        first = int(rows[0, 0])
-        block = self._fetch(first, int(rows[-1, 1]))
-        for place, (begin, end) in enumerate((rows - first).tolist(), start):
-            yield self._text(block[begin:end], place)
+    def _read_run(self, first: int, bounds: Bounds) -> Iterator[str]:
+        offset = int(bounds[0, 0])
+        block = self._fetch(offset, int(bounds[-1, 1]))
+        for index, (start, stop) in enumerate((bounds - offset).tolist(), first):
+            yield self._decode(block[start:stop], index)
 
-    def _blocks(self, number: int, begin: int, end: int) -> Iterator[str]:
-        """A text block by block, cut where a character ends and no line end is torn."""
+    def _read_long(self, index: int, start: int, stop: int) -> Iterator[str]:
+        r"""The blocks of a long text; no character and no \r\n is cut."""
         decoder = codecs.getincrementaldecoder("utf-8")()
         kept = ""
-        for place in range(begin, end, _BLOCK):
-            last = place + _BLOCK >= end
-            text = kept + decoder.decode(self._fetch(place, min(end, place + _BLOCK)), last)
+        for offset in range(start, stop, _BLOCK):
+            last = offset + _BLOCK >= stop
+            text = kept + decoder.decode(self._fetch(offset, min(stop, offset + _BLOCK)), last)
             kept = "\r" if text.endswith("\r") and not last else ""
-            yield self._clean(text[: len(text) - len(kept)], number)
+            yield self._clean(text[: len(text) - len(kept)], index)
 
-    def _text(self, content: bytes, place: int) -> str:
-        return "" if place in self.bad else self._clean(content.decode(), place)
+    def _decode(self, content: bytes, index: int) -> str:
+        return "" if index in self.bad_utf8 else self._clean(content.decode(), index)
 
-    def _clean(self, text: str, place: int) -> str:
-        if self._windows:
-            run = bisect_right(self._windows, place, key=lambda run: run.start) - 1
-            if run >= 0 and place in self._windows[run]:
+    def _clean(self, text: str, index: int) -> str:
+        if self._crlf:
+            run = bisect_right(self._crlf, index, key=lambda run: run.start) - 1
+            if run >= 0 and index in self._crlf[run]:
                 text = text.replace("\r\n", "\n").removesuffix("\r")
         return text.translate(CONTROLS) if self._strip else text
 
 
-class Chained(Texts):
-    """The texts of several sequences, one after the other."""
+class ChainedTexts(Texts):
+    """The texts of several sequences, concatenated."""
 
     def __init__(self, members: Sequence[Sequence[str]]) -> None:
         self.members = members
@@ -124,75 +124,70 @@ class Chained(Texts):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def at(self, place: int) -> str:
-        member = bisect_right(self._ends, place)
-        return self.members[member][place - self._ends[member] + len(self.members[member])]
+    def at(self, index: int) -> str:
+        member = bisect_right(self._ends, index)
+        return self.members[member][index - self._ends[member] + len(self.members[member])]
 
     def __iter__(self) -> Iterator[str]:
         return itertools.chain.from_iterable(self.members)
 
 
-class Changed(Texts):
-    """Texts that are changed one by one when they are asked for; `said` tells one change from another."""
+class MappedTexts(Texts):
+    """Texts to each of which a function is applied on access; `name` identifies the function in digests."""
 
-    def __init__(self, inner: Sequence[str], change: Callable[[str], str], said: str) -> None:
-        self.inner, self.change, self.said = inner, change, said
+    def __init__(self, inner: Sequence[str], function: Callable[[str], str], name: str) -> None:
+        self.inner, self.function, self.name = inner, function, name
 
     def __len__(self) -> int:
         return len(self.inner)
 
-    def at(self, place: int) -> str:
-        return self.change(self.inner[place])
+    def at(self, index: int) -> str:
+        return self.function(self.inner[index])
 
     def __iter__(self) -> Iterator[str]:
-        return map(self.change, self.inner)
+        return map(self.function, self.inner)
 
 
 def prefixed(texts: Sequence[str], prefix: str) -> Sequence[str]:
-    """Each text with something before it; one of nothing but space stays as it is."""
+    """Each text with a prefix; a blank text stays as it is."""
     if not prefix:
         return texts
-    return Changed(texts, lambda text: prefix + text if text.strip() else text, f"{prefix} before")
+    return MappedTexts(texts, lambda text: prefix + text if text.strip() else text, f"{prefix} before")
 
 
-def halves(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """What stands before the first tab of each text, and what stands behind it."""
-    first = Changed(texts, lambda text: text.partition("\t")[0], "before the first tab")
-    return first, Changed(texts, lambda text: text.partition("\t")[2], "behind the first tab")
+def split_pairs(texts: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Texts split at their first tab: the first text of each pair, and the second."""
+    first = MappedTexts(texts, lambda text: text.partition("\t")[0], "before the first tab")
+    return first, MappedTexts(texts, lambda text: text.partition("\t")[2], "behind the first tab")
 
 
-def members_of(texts: Sequence[str]) -> Sequence[Sequence[str]]:
-    """The sequences that a sequence of texts is made of."""
-    return texts.members if isinstance(texts, Chained) else [texts]
-
-
-def bad_texts(texts: Sequence[str]) -> set[int]:
-    """The numbers of texts that are not UTF-8."""
-    if isinstance(texts, Changed):
-        return bad_texts(texts.inner)
-    if not isinstance(texts, Chained):
-        return set(texts.bad) if isinstance(texts, Stored) else set()
+def bad_utf8_texts(texts: Sequence[str]) -> set[int]:
+    """The indices of texts that are not UTF-8."""
+    if isinstance(texts, MappedTexts):
+        return bad_utf8_texts(texts.inner)
+    if not isinstance(texts, ChainedTexts):
+        return set(texts.bad_utf8) if isinstance(texts, StoredTexts) else set()
     firsts = itertools.accumulate(map(len, texts.members), initial=0)
-    return {first + number for first, member in zip(firsts, texts.members) for number in bad_texts(member)}
+    return {first + index for first, member in zip(firsts, texts.members) for index in bad_utf8_texts(member)}
 
 
 def stripped_lines(texts: Sequence[str]) -> int:
-    """How many lines control characters were taken from."""
-    if isinstance(texts, Changed):
+    """The number of lines from which control characters are removed."""
+    if isinstance(texts, MappedTexts):
         return stripped_lines(texts.inner)
-    if isinstance(texts, Chained):
+    if isinstance(texts, ChainedTexts):
         return sum(map(stripped_lines, texts.members))
-    return texts.stripped if isinstance(texts, Stored) else 0
+    return texts.stripped if isinstance(texts, StoredTexts) else 0
 
 
-def side_digest(texts: Sequence[str]) -> str:
-    """SHA-256 of texts, each piece preceded by its length; of files, made from theirs."""
-    if isinstance(texts, Stored):
+def texts_digest(texts: Sequence[str]) -> str:
+    """SHA-256 of texts, each preceded by its length; that of files is computed from the digests of the files."""
+    if isinstance(texts, StoredTexts):
         return texts.digest
-    if isinstance(texts, Chained):
-        return digest_of([side_digest(member) for member in texts.members])
-    if isinstance(texts, Changed):
-        return digest_of([texts.said, side_digest(texts.inner)])
+    if isinstance(texts, ChainedTexts):
+        return digest_of([texts_digest(member) for member in texts.members])
+    if isinstance(texts, MappedTexts):
+        return digest_of([texts.name, texts_digest(texts.inner)])
     digest = hashlib.sha256(b"%d texts\n" % len(texts))
     for text in texts:
         encoded = text.encode("utf-8", "surrogatepass")
@@ -200,38 +195,38 @@ def side_digest(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def pieces(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Every text in parts of bounded size, each with its text's number."""
+def text_parts(texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """All texts in parts of bounded size, each with the index of its text."""
     first = 0
-    for member in members_of(texts):
-        if isinstance(member, Stored):
-            found = member.pieces()
+    for member in texts.members if isinstance(texts, ChainedTexts) else [texts]:
+        if isinstance(member, StoredTexts):
+            found = member.parts()
         else:
-            found = ((number, part) for number, text in enumerate(member) for part in cut_text(text))
-        for number, part in found:
-            yield first + number, part
+            found = ((index, part) for index, text in enumerate(member) for part in cut_text(text))
+        for index, part in found:
+            yield first + index, part
         first += len(member)
 
 
-def sizes_of(texts: Sequence[str], start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-    """How long texts are, in bytes, before they are changed: all of them, or those from `start` to `stop`."""
+def byte_lengths(texts: Sequence[str], start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
+    """The UTF-8 bytes of each text from `start` to `stop`, before any function of MappedTexts is applied."""
     stop = len(texts) if stop is None else stop
-    if isinstance(texts, Changed):
-        return sizes_of(texts.inner, start, stop)
-    if isinstance(texts, Stored):
+    if isinstance(texts, MappedTexts):
+        return byte_lengths(texts.inner, start, stop)
+    if isinstance(texts, StoredTexts):
         bounds = texts.bounds[start:stop]
         return np.asarray(bounds[:, 1] - bounds[:, 0])
-    if not isinstance(texts, Chained):
+    if not isinstance(texts, ChainedTexts):
         return np.array([len(text.encode("utf-8", "surrogatepass")) for text in texts[start:stop]], np.int64)
     found, first = [np.zeros(0, dtype=np.int64)], 0
     for member in texts.members:
-        found.append(sizes_of(member, max(0, start - first), max(0, min(len(member), stop - first))))
+        found.append(byte_lengths(member, max(0, start - first), max(0, min(len(member), stop - first))))
         first += len(member)
     return np.concatenate(found)
 
 
 def cut_text(text: str | Iterable[str]) -> Iterator[str]:
-    """A long text in parts, cut before a space, where tokens end anyway: the library needs 150 times a part's size."""
+    """A long text in parts, cut before a space, where tokens end anyway: tokenizers needs 150 times a part's size."""
     kept = ""
     for block in [text] if isinstance(text, str) else text:
         kept, start = kept + block, 0
@@ -242,8 +237,8 @@ def cut_text(text: str | Iterable[str]) -> Iterator[str]:
     yield kept
 
 
-def _near(bounds: Bounds) -> Iterator[Bounds]:
-    """Runs of neighbouring texts that are read at once: of bounded size, unless one alone is larger."""
+def _runs_of_bounded_size(bounds: Bounds) -> Iterator[Bounds]:
+    """Runs of neighbouring texts of bounded size together; a larger text is a run of one."""
     start = 0
     while start < len(bounds):
         limit = bounds[start, 0] + _BLOCK

@@ -1,8 +1,7 @@
-"""Tasks: what is to be learnt of a text, as a translation, a language model, a masked language model and so on."""
+"""Tasks: what a model is trained to predict, such as translation, language modelling or masked language modelling."""
 
 from __future__ import annotations
 
-from regard.data.read.corpus import Corpus
 from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tasks.classification import Classification, Regression
 from regard.data.tasks.contrastive import Contrastive
@@ -12,9 +11,6 @@ from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.tagging import Tagging
 from regard.data.tasks.translation import Translation
 
-Task = Translation | LanguageModel | TruncatedBPTT | MaskedLM | SpanCorruption | BidirectionalLM | Classification | Regression | Tagging | Contrastive
-
-
-def default_task(corpus: Corpus) -> Translation | LanguageModel:
-    """A translation where there are pairs, else the next token."""
-    return LanguageModel() if corpus.targets is None else Translation()
+Pretraining = LanguageModel | TruncatedBPTT | MaskedLM | SpanCorruption | BidirectionalLM
+Labelling = Classification | Regression | Tagging | Contrastive
+Task = Translation | Pretraining | Labelling

@@ -1,4 +1,4 @@
-"""Texts, or pairs of texts, with an answer for the whole: one of several names, or a number."""
+"""Classification and regression: predict the label, or the number, of a text or of a pair of texts."""
 
 from __future__ import annotations
 
@@ -6,186 +6,194 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from regard.data.batching import IGNORE, Batch
+from regard.data.batching import IGNORE_INDEX, Batch
 from regard.data.draws import Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
-from regard.data.read.texts import halves
-from regard.data.tasks.base import (
-    FramedSamples,
-    Limit,
-    TaskBase,
-    Tokenizers,
-    answers_of,
-    find_usable,
-    require_no_dropout,
-    require_room,
-)
-from regard.data.tokenize.encode import Frame, encode_texts, padding_of, unframed
+from regard.data.read.texts import split_pairs
+from regard.data.samples import LabelledSamples, LengthLimit, TokenizedSide, filter_texts
+from regard.data.tasks.base import Outputs, TaskBase, Tokenizers, require_no_bpe_dropout, require_room, require_targets
+from regard.data.tokenize.encode import Template, padding_mask, without_bos_and_eos
 from regard.errors import InputError, suggest
 
-_MOST_NAMES = 1000
-_FEW_NAMES = 20
+_MAX_LABELS = 1000
+_FEW_LABELS = 20
 
-Answer = Callable[[int, str], int | float]
-"""What the answer to a text is, given the text's number and how the answer is written."""
+ParseTarget = Callable[[int, str], float]
+"""The target of a text, given the index of the text and how the target is written."""
 
 
 @dataclass(frozen=True)
 class Classification(TaskBase):
-    """Say which of several names a text has; a text of more than `max_length` tokens is dropped."""
+    """Predict the label of a text or pair; one of more than `max_length` tokens is left out."""
 
     max_length: int = 256
-    names: tuple[str, ...] = ()  # none: as the training text has them
+    labels: tuple[str, ...] = ()  # (): those of the training text
+    outputs: ClassVar[Outputs] = "labels"
 
     def __post_init__(self) -> None:
         require_room("max_length", self.max_length, 3)
 
-    def named(self, corpus: Corpus) -> Classification:
-        """The problem with the names that occur in a corpus."""
-        return self if self.names else replace(self, names=find_names(corpus, lambda label: [label.strip()]))
+    def with_labels_from(self, corpus: Corpus) -> Classification:
+        """The task with the labels that occur in a corpus."""
+        return self if self.labels else replace(self, labels=find_labels(corpus, lambda text: [text.strip()]))
 
-    def wording(self, corpus: Corpus) -> Corpus:
+    def tokenizer_text(self, corpus: Corpus) -> Corpus:
         """The texts without their labels."""
         return replace(corpus, targets=None)
 
     def samples(
-        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TextSamples:  # fmt: skip
-        """The texts of a corpus with the numbers of their names."""
-        names = self.named(corpus).names
-        number = numbering(corpus, names)
-        require_no_dropout(dropout, "labelled text")
-        return _samples(
-            corpus, tokenizers, cache, self.max_length, ["labels", list(names)], lambda i, text: number(i, text.strip())
-        )
+        """The texts of a corpus with the ids of their labels."""
+        labels = self.with_labels_from(corpus).labels
+        label_id = label_ids(corpus, labels)
+        require_no_bpe_dropout(bpe_dropout, "labelled text")
+        return _text_samples(
+            corpus, tokenizers, cache, self.max_length, ["labels", *labels],
+            lambda index, text: label_id(index, text.strip()), np.int64,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Regression(TaskBase):
-    """Say which number a text has; a text of more than `max_length` tokens is dropped."""
+    """Predict the number of a text or pair; one of more than `max_length` tokens is left out."""
 
     max_length: int = 256
+    outputs: ClassVar[Outputs] = "numbers"
 
     def __post_init__(self) -> None:
         require_room("max_length", self.max_length, 3)
 
-    def wording(self, corpus: Corpus) -> Corpus:
+    def tokenizer_text(self, corpus: Corpus) -> Corpus:
         """The texts without their numbers."""
         return replace(corpus, targets=None)
 
     def samples(
-        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TextSamples:  # fmt: skip
         """The texts of a corpus with their numbers."""
-        require_no_dropout(dropout, "text with numbers")
-        return _samples(corpus, tokenizers, cache, self.max_length, ["scores"], partial(_number, corpus))
+        require_no_bpe_dropout(bpe_dropout, "text with numbers")
+        return _text_samples(
+            corpus, tokenizers, cache, self.max_length, ["numbers"], partial(_parse_number, corpus), np.float32
+        )
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TextSamples(FramedSamples):
-    """Texts or pairs of texts, each with one answer."""
+class TextSamples(LabelledSamples):
+    """Texts or pairs of texts, each with one label or number."""
 
     @property
     def pairs(self) -> bool:
         """Whether each sample is two texts."""
         return len(self.sides) > 1
 
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the texts, with an answer each: B."""
-        places = np.asarray(indices, dtype=np.int64)
-        texts = self.usable.kept[places]
-        framed = self.frame.put([unframed(side, texts) for side in self.sides])
-        inputs = {"ids": torch.from_numpy(framed.ids), **padding_of("padding", framed.lengths)}
+    def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
+        """A batch of texts; targets are B."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        texts = self.filtered.kept[chosen]
+        filled = self.template.fill([without_bos_and_eos(side, texts) for side in self.sides])
+        inputs = {"ids": torch.from_numpy(filled.ids), **padding_mask("padding", filled.lengths)}
         if self.pairs:
-            inputs["segments"] = torch.from_numpy(framed.segments)
-        answers = torch.from_numpy(np.array(self.usable.columns["answers"][places]))
-        return Batch(inputs, answers, tuple(texts.tolist()))
+            inputs["segments"] = torch.from_numpy(filled.segments)
+        targets = torch.from_numpy(np.array(self.filtered.columns["targets"][chosen]))
+        return Batch(inputs, targets, tuple(texts.tolist()))
 
 
-def _samples(
-    corpus: Corpus, tokenizers: Tokenizers, cache: Cache, max_length: int, said: list[Any], answer: Answer
+def _text_samples(
+    corpus: Corpus,
+    tokenizers: Tokenizers,
+    cache: Cache,
+    max_length: int,
+    key: list[Any],
+    parse: ParseTarget,
+    dtype: DTypeLike,
 ) -> TextSamples:
-    """The texts of a corpus with their answers."""
-    tokenizer = tokenizers[0]
-    texts = halves(corpus.sources) if corpus.joined else (corpus.sources,)
-    sides = tuple(encode_texts(tokenizer, side, cache) for side in texts)
-    frame = Frame.of(tokenizer)
+    """The texts of a corpus with their targets."""
+    tokenizer, template = tokenizers[0], Template.of(tokenizers[0])
+    targets = require_targets(corpus)
+    texts = split_pairs(corpus.sources) if corpus.paired_sources else (corpus.sources,)
+    sides = [TokenizedSide.encode(side, tokenizer, cache) for side in texts]
 
-    def more(kept: Indices, columns: Columns) -> None:
-        bare = np.stack([side.lengths[kept] - 2 for side in sides], axis=1).sum(1, keepdims=True)
-        columns.append("lengths", (bare + frame.around(len(sides))).astype(np.int32))
-        columns.append("answers", _answers(corpus, kept, answer))
+    def add_columns(kept: Indices, columns: Columns) -> None:
+        tokens = np.stack([side.rows.lengths[kept] - 2 for side in sides], axis=1).sum(1, keepdims=True)
+        columns.append("lengths", (tokens + template.num_special_tokens(len(sides))).astype(np.int32))
+        columns.append("targets", _parse_targets(targets, kept, parse, dtype))
 
-    usable = find_usable(corpus, list(zip(texts, sides)), tokenizer, Limit(max_length, frame), cache, said, more)
-    return TextSamples(usable=usable, sides=sides, frame=frame)
+    filtered = filter_texts(
+        corpus, sides, LengthLimit(max_length, template), cache,
+        kind="labelled", key=key, counted=corpus.sources, labels=targets, add_columns=add_columns,
+    )  # fmt: skip
+    return TextSamples(filtered=filtered, sides=tuple(side.rows for side in sides), template=template)
 
 
-def find_names(corpus: Corpus, cut: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
-    """The distinct names in a corpus' answers, in order; numbers as numbers are."""
+def find_labels(corpus: Corpus, split: Callable[[str], Iterable[str]]) -> tuple[str, ...]:
+    """The distinct labels of a corpus, sorted; as numbers, if all are numbers."""
     found: set[str] = set()
     count = 0
-    for text in answers_of(corpus):
-        names = [name for name in cut(text) if name]
-        count += len(names)
-        found.update(names)
-        if len(found) > _MOST_NAMES:
+    for text in require_targets(corpus):
+        labels = [label for label in split(text) if label]
+        count += len(labels)
+        found.update(labels)
+        if len(found) > _MAX_LABELS:
             break
-    if len(found) > _MOST_NAMES or (len(found) > _FEW_NAMES // 2 and len(found) > count / 2):
+    if len(found) > _MAX_LABELS or (len(found) > _FEW_LABELS // 2 and len(found) > count / 2):
         raise InputError(
             f"{corpus.names[0]} has {len(found):,} different labels among the first {count:,} (text.fields). "
             "Is it the right column? Name that of the labels last."
         )
-    values = {name: _value(name) for name in found}
+    values = {label: _number(label) for label in found}
     if all(value is not None for value in values.values()):
-        return tuple(sorted(found, key=lambda name: (values[name] or 0.0, name)))
+        return tuple(sorted(found, key=lambda label: (values[label] or 0.0, label)))
     return tuple(sorted(found))
 
 
-def numbering(corpus: Corpus, names: Sequence[str]) -> Callable[[int, str], int]:
-    """A function from the number of a text and one of the names to the name's number."""
-    numbers = {name: number for number, name in enumerate(names)}
+def label_ids(corpus: Corpus, labels: Sequence[str]) -> Callable[[int, str], int]:
+    """A function from the index of a text and a label to the label's id."""
+    ids = {label: number for number, label in enumerate(labels)}
 
-    def number(place: int, name: str) -> int:
-        if name not in numbers:
-            known = suggest(name, names) if len(names) <= _FEW_NAMES else f"It has {len(names):,} others."
-            raise InputError(f'{corpus.where([place])}: the training text has no label "{name}" (text.valid). {known}')
-        return numbers[name]
+    def label_id(index: int, label: str) -> int:
+        if label not in ids:
+            known = suggest(label, labels) if len(labels) <= _FEW_LABELS else f"It has {len(labels):,} others."
+            raise InputError(
+                f'{corpus.where([index])}: the training text has no label "{label}" (text.valid). {known}'
+            )  # fmt: skip
+        return ids[label]
 
-    return number
-
-
-def _answers(corpus: Corpus, kept: Indices, answer: Answer) -> NDArray[Any]:
-    """The answers to the texts that are kept: whole numbers, or others."""
-    wanted = np.zeros(len(corpus), dtype=bool)
-    wanted[kept] = True
-    found = [answer(place, text) for place, text in enumerate(answers_of(corpus)) if wanted[place]]
-    if not any(isinstance(value, float) for value in found):
-        return np.array(found, dtype=np.int64)
-    numbers = np.array(found, dtype=np.float32)
-    numbers[numbers == IGNORE] = np.nextafter(np.float32(IGNORE), np.float32(0))  # a number, not that none is asked
-    return numbers
+    return label_id
 
 
-def _number(corpus: Corpus, place: int, text: str) -> float:
-    """The number that is written, or an error that says where."""
-    value = _value(text)
+def _parse_targets(targets: Sequence[str], kept: Indices, parse: ParseTarget, dtype: DTypeLike) -> NDArray[Any]:
+    """The targets of the texts that are kept."""
+    if not len(kept):
+        return np.zeros(0, dtype=dtype)
+    first = int(kept[0])
+    texts = targets[first : int(kept[-1]) + 1]  # one slice, because stored texts are read from a file
+    found = np.array([parse(index, texts[index - first]) for index in kept.tolist()], dtype=dtype)
+    if found.dtype == np.float32:
+        found[found == IGNORE_INDEX] = np.nextafter(np.float32(IGNORE_INDEX), np.float32(0))  # it is no missing target
+    return found
+
+
+def _parse_number(corpus: Corpus, index: int, text: str) -> float:
+    """The number in a text, or an error that locates it."""
+    value = _number(text)
     if value is None:
         raise InputError(
-            f'{corpus.where([place])}: "{text.strip()[:40]}" is no number (text.fields). '
-            "Mend it, or name the column of numbers last."
+            f'{corpus.where([index])}: "{text.strip()[:40]}" is no number (text.fields). '
+            "Correct it, or name the column of numbers last."
         )
     return value
 
 
-def _value(text: str) -> float | None:
-    """The number a text writes, if it does."""
+def _number(text: str) -> float | None:
+    """A finite number in Python's notation, without underscores; else None."""
     try:
         value = float(text)
     except ValueError:

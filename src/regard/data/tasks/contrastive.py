@@ -1,77 +1,72 @@
-"""Pairs of texts that belong together, told from those that do not: each is to find its partner in the batch."""
+"""Contrastive learning with in-batch negatives: find the partner of each text among all partners of the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
 
-from regard.data.batching import IGNORE, Batch
+from regard.data.batching import IGNORE_INDEX, Batch
 from regard.data.draws import Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.base import (
-    FramedSamples,
-    Limit,
-    TaskBase,
-    Tokenizers,
-    answers_of,
-    find_usable,
-    require_no_dropout,
-    require_room,
-)
-from regard.data.tokenize.encode import Frame, encode_texts, padding_of, unframed
+from regard.data.samples import LabelledSamples, LengthLimit, TokenizedSide, filter_texts
+from regard.data.tasks.base import Outputs, TaskBase, Tokenizers, require_no_bpe_dropout, require_room, require_targets
+from regard.data.tokenize.encode import Template, padding_mask, without_bos_and_eos
 from regard.errors import InputError
 
 
 @dataclass(frozen=True)
 class Contrastive(TaskBase):
-    """Say which text belongs to which; a pair with a side of more than `max_length` tokens is dropped."""
+    """Predict which texts are pairs; a pair with a side of more than `max_length` tokens is left out."""
 
     max_length: int = 128
+    outputs: ClassVar[Outputs] = "vectors"
 
     def __post_init__(self) -> None:
         require_room("max_length", self.max_length, 3)
 
     def samples(
-        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
-    ) -> ContrastSamples:  # fmt: skip
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
+    ) -> ContrastiveSamples:  # fmt: skip
         """The pairs of a corpus."""
-        require_no_dropout(dropout, "pairs of texts")
+        require_no_bpe_dropout(bpe_dropout, "pairs of texts")
         tokenizer, other = tokenizers
         if other is not None:
             raise InputError("one model reads both texts (text.tokenizer.joint). Use joint = true.")
-        if corpus.joined:
-            raise InputError(f"{corpus.names[0]} has three texts a line (text.fields). Name two.")
-        texts = (corpus.sources, answers_of(corpus))
-        first, second = (encode_texts(tokenizer, side, cache) for side in texts)
+        if corpus.paired_sources:
+            raise InputError(f"{corpus.names[0]} has three texts per line (text.fields). Name two.")
+        targets = require_targets(corpus)
+        sides = [TokenizedSide.encode(side, tokenizer, cache) for side in (corpus.sources, targets)]
+        first, second = (side.rows for side in sides)
 
-        def more(kept: Indices, columns: Columns) -> None:
-            # Both stand in one batch, padded to the max_length of either.
+        def add_columns(kept: Indices, columns: Columns) -> None:
+            # Both texts are rows of one batch, padded to the longer of them.
             longer = np.maximum(first.lengths[kept], second.lengths[kept]).astype(np.int32)
             columns.append("lengths", np.stack([longer, longer], axis=1))
 
-        limit = Limit(self.max_length)
-        usable = find_usable(
-            corpus, list(zip(texts, (first, second))), tokenizer, limit, cache, ["contrast"], more
+        filtered = filter_texts(
+            corpus, sides, LengthLimit(self.max_length), cache,
+            kind="labelled", key=["contrastive"], counted=corpus.sources, labels=targets, add_columns=add_columns,
         )  # fmt: skip
-        return ContrastSamples(usable=usable, sides=(first, second), frame=Frame.of(tokenizer))
+        return ContrastiveSamples(filtered=filtered, sides=(first, second), template=Template.of(tokenizer))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ContrastSamples(FramedSamples):
-    """Pairs of texts, of which a batch has all the first and then all the second."""
+class ContrastiveSamples(LabelledSamples):
+    """Pairs of texts; a batch has all first texts, then all second texts."""
 
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the pairs, two rows each; the target of a first text is the row of the second."""
-        texts = self.usable.kept[np.asarray(indices, dtype=np.int64)]
-        framed = [self.frame.put([unframed(side, texts)]) for side in self.sides]
-        ids = np.full((2 * len(texts), max(one.ids.shape[1] for one in framed)), self.frame.pad, dtype=np.int64)
-        ids[: len(texts), : framed[0].ids.shape[1]] = framed[0].ids
-        ids[len(texts) :, : framed[1].ids.shape[1]] = framed[1].ids
-        targets = np.full(2 * len(texts), IGNORE, dtype=np.int64)
+    def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
+        """A batch of pairs, two rows each; the target of a first text is the row of its partner."""
+        texts = self.filtered.kept[np.asarray(indices, dtype=np.int64)]
+        filled = [self.template.fill([without_bos_and_eos(side, texts)]) for side in self.sides]
+        ids = np.full((2 * len(texts), max(one.ids.shape[1] for one in filled)), self.template.pad, dtype=np.int64)
+        ids[: len(texts), : filled[0].ids.shape[1]] = filled[0].ids
+        ids[len(texts) :, : filled[1].ids.shape[1]] = filled[1].ids
+        targets = np.full(2 * len(texts), IGNORE_INDEX, dtype=np.int64)
         targets[: len(texts)] = np.arange(len(texts), 2 * len(texts))
-        padding = padding_of("padding", np.concatenate([one.lengths for one in framed]))
+        padding = padding_mask("padding", np.concatenate([one.lengths for one in filled]))
         return Batch({"ids": torch.from_numpy(ids), **padding}, torch.from_numpy(targets), tuple(texts.tolist()))

@@ -1,4 +1,4 @@
-"""Masked words, as BERT learns them: some tokens are hidden, and said from what stands around them (Devlin 2019)."""
+"""Masked language model, as in BERT (Devlin 2019): predict masked tokens from their context on both sides."""
 
 from __future__ import annotations
 
@@ -13,171 +13,173 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE, Batch
-from regard.data.draws import Drawn, Draws, Indices
+from regard.data.batching import IGNORE_INDEX, Batch
+from regard.data.draws import Floats, Indices, SampleRandom
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.base import TaskBase, PieceSamples, Tokenizers, cut, require_plain, require_room, require_share
-from regard.data.tokenize.encode import Frame, Framed, Rows, padding_of
-from regard.data.tokenize.tokenizer import Tokenizer, cut_words
+from regard.data.samples import ChunkSamples, chunk_documents
+from regard.data.tasks.base import ModelShape, TaskBase, Tokenizers, require_fraction, require_one_side, require_room
+from regard.data.tokenize.encode import FilledTemplate, Template, TokenRows, padding_mask
+from regard.data.tokenize.tokenizer import Tokenizer, word_offsets
 from regard.errors import InputError
 
-_CHOICE, _FATE, _INSTEAD, _PLACE, _HALF, _OTHER, _OFFSET = range(1, 8)  # what is drawn
-
-
-_HIDDEN, _REPLACED = 0.8, 0.9
-
-
+_CHOICE, _ACTION, _RANDOM_TOKEN, _SEAM, _IS_RANDOM, _OTHER, _OFFSET = range(1, 8)  # purposes of random numbers
+_MASKED, _REPLACED = 0.8, 0.9  # of the chosen tokens 80 % become mask, 10 % a random token, 10 % stay
 _TRIES = 8
 
 
 @dataclass(frozen=True)
 class MaskedLM(TaskBase):
-    """Say the tokens that are hidden: a share of each piece of `length` tokens; of these, 10 % stay, 10 % are others.
+    """Predict a fraction `mlm_probability` of the tokens of each chunk of `length` tokens.
 
-    With `next_sentence` a piece is two texts, of which the second is, half of the time, from another document.
+    Of these tokens, 80 % are replaced by the mask token, 10 % by a random token, and 10 % stay. `whole_word_masking`
+    chooses all tokens of a word together. With `next_sentence` (next sentence prediction) a chunk is two segments; half
+    of the time the second is from another document.
     """
 
     length: int = 128
-    share: float = 0.15
-    whole_words: bool = False
+    mlm_probability: float = 0.15
+    whole_word_masking: bool = False
     next_sentence: bool = False
-    stacks: ClassVar[tuple[bool, bool] | None] = (True, False)
-    like: ClassVar[str] = "bert"
+    model_shape: ClassVar[ModelShape | None] = "encoder"
+    suggested_model: ClassVar[str] = "bert"
 
     def __post_init__(self) -> None:
         require_room("length", self.length, 6)
-        require_share("share", self.share)
+        require_fraction("mlm_probability", self.mlm_probability)
 
     def samples(
-        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> MaskedSamples:  # fmt: skip
-        """The pieces of a corpus."""
-        require_plain(corpus, dropout)
+        """The chunks of a corpus."""
+        require_one_side(corpus, bpe_dropout)
         tokenizer, mask = tokenizers[0], tokenizers[0].mask
-        framing, least = (3, 2) if self.next_sentence else (2, 1)
-        pieces = cut(corpus, tokenizer, cache, room=self.length - framing, least=least)
-        if self.next_sentence and len(pieces) < 2:
+        special, least = (3, 2) if self.next_sentence else (2, 1)
+        chunks = chunk_documents(corpus, tokenizer, cache, max_tokens=self.length - special, min_tokens=least)
+        if self.next_sentence and len(chunks) < 2:
             raise InputError(
-                f"{corpus.names[0]} is one piece of text, which none can follow (text.task.next_sentence). "
+                f"{corpus.names[0]} is one chunk of text, so there is no other to follow it (text.task.next_sentence). "
                 "Use more text, or next_sentence = false."
             )
         return MaskedSamples(
-            pieces=pieces,
-            frame=Frame.of(tokenizer),
-            share=self.share,
+            chunks=chunks,
+            template=Template.of(tokenizer),
+            task=self,
             mask=mask,
             ordinary=ordinary_tokens(tokenizer),
-            words=word_marks(tokenizer) if self.whole_words else None,
-            next_sentence=self.next_sentence,
+            boundaries=word_boundaries(tokenizer) if self.whole_word_masking else None,
         )
 
 
 @dataclass(frozen=True, eq=False)
-class Words:
-    """Of every token: whether it goes on with a word, and whether a word cannot go on behind it."""
+class WordBoundaries:
+    """For each token of the vocabulary: whether it continues a word, and whether a word ends after it."""
 
-    goes_on: NDArray[np.bool_]
-    closes: NDArray[np.bool_]
+    continues: NDArray[np.bool_]
+    ends: NDArray[np.bool_]
 
-    def begins(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """BT: where words begin."""
-        found = ~self.goes_on[ids]
-        found[:, 1:] |= self.closes[ids[:, :-1]]
+    def word_starts(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """BT: True where a word starts."""
+        found = ~self.continues[ids]
+        found[:, 1:] |= self.ends[ids[:, :-1]]
         return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class MaskedSamples(PieceSamples):
-    """Pieces of documents with some tokens hidden."""
+class MaskedSamples(ChunkSamples):
+    """Chunks of documents with masked tokens."""
 
-    share: float
+    task: MaskedLM
     mask: int
-    ordinary: NDArray[np.bool_]  # of every token, whether it is no special one
-    words: Words | None
-    next_sentence: bool
+    ordinary: NDArray[np.bool_]  # for each token of the vocabulary, whether it is not special
+    boundaries: WordBoundaries | None
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Pieces by one side; fewer where no piece of another document is as long as the text it replaces."""
-        return np.asarray(self.pieces.counts)[:, None] + (3 if self.next_sentence else 2)
+        """Chunks by one side; an upper bound with `next_sentence`, where a random second segment may be shorter."""
+        return np.asarray(self.chunks.lengths)[:, None] + (3 if self.task.next_sentence else 2)
 
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the pieces, with what the draw hides; targets are what was hidden."""
-        places = np.asarray(indices, dtype=np.int64)
-        draws = Draws(draw, places)
-        texts, auxiliary = self._two(places, draws) if self.next_sentence else ([self.pieces.rows(places)], None)
-        framed = self.frame.put(texts)
-        chosen = self._chosen(framed, texts, draws)
-        inputs = {"ids": torch.from_numpy(self._hidden(framed.ids, chosen, draws))}
-        if auxiliary is not None:
-            inputs["segments"] = torch.from_numpy(framed.segments)
+    def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
+        """A batch of chunks, masked at random; targets are the original tokens at chosen positions."""
+        chosen = np.asarray(indices, dtype=np.int64)
+        random = SampleRandom(seed, chosen)
+        texts, is_random = [self.chunks.tokens(chosen)], None
+        if self.task.next_sentence:
+            texts, is_random = self._two_segments(chosen, random)
+        filled = self.template.fill(texts)
+        predicted = self._choose(filled, texts, random)
+        inputs = {"ids": torch.from_numpy(self._masked(filled.ids, predicted, random))}
+        if is_random is not None:
+            inputs["segments"] = torch.from_numpy(filled.segments)
         return Batch(
-            {**inputs, **padding_of("padding", framed.lengths)},
-            torch.from_numpy(np.where(chosen, framed.ids, IGNORE)),
-            tuple(self.pieces.owners[places].tolist()),
-            None if auxiliary is None else torch.from_numpy(auxiliary),
+            {**inputs, **padding_mask("padding", filled.lengths)},
+            torch.from_numpy(np.where(predicted, filled.ids, IGNORE_INDEX)),
+            tuple(self.chunks.owners[chosen].tolist()),
+            None if is_random is None else torch.from_numpy(is_random),
         )
 
-    def _chosen(self, framed: Framed, texts: list[Rows], draws: Draws) -> NDArray[np.bool_]:
-        """BT: which tokens are asked for. Words are taken in a drawn order, as long as that comes nearer the share."""
-        ids = framed.ids
+    def _choose(self, filled: FilledTemplate, texts: list[TokenRows], random: SampleRandom) -> NDArray[np.bool_]:
+        """BT: the tokens to predict. Tokens, or words, are taken in random order until the fraction is reached."""
+        ids = filled.ids
         columns = np.arange(ids.shape[1])
-        inside = (columns > 0) & (columns < framed.lengths[:, None] - 1)
+        inside = (columns > 0) & (columns < filled.lengths[:, None] - 1)
         seams = np.zeros_like(inside)
         if len(texts) > 1:
             seams[np.arange(len(ids)), texts[0].lengths + 1] = True
             inside &= ~seams
-        usual = inside & self.ordinary[ids]
-        possible = np.where(usual.any(1, keepdims=True), usual, inside)  # a piece may be all unknown
-        keys = draws.uniform(_CHOICE, ids.shape[1])
-        if self.words is not None:
-            begins = self.words.begins(ids) | seams | (columns <= 1)  # behind a seam, no word is that before it
-            keys = np.take_along_axis(keys, np.maximum.accumulate(np.where(begins, columns, 0), axis=1), axis=1)
-        wanted = np.maximum(np.rint(inside.sum(1) * self.share), 1)
-        return possible & _taken(np.where(possible, keys, 2.0), wanted)
+        ordinary = inside & self.ordinary[ids]
+        possible = np.where(ordinary.any(1, keepdims=True), ordinary, inside)  # a chunk may be all unk
+        keys = random.uniform(_CHOICE, ids.shape[1])
+        if self.boundaries is not None:
+            # No word continues across the seam of two segments.
+            starts = self.boundaries.word_starts(ids) | seams | (columns <= 1)
+            keys = np.take_along_axis(keys, np.maximum.accumulate(np.where(starts, columns, 0), axis=1), axis=1)
+        wanted = np.maximum(np.rint(inside.sum(1) * self.task.mlm_probability), 1)
+        return possible & _take_lowest(np.where(possible, keys, 2.0), wanted)
 
-    def _hidden(self, ids: NDArray[np.int64], chosen: NDArray[np.bool_], draws: Draws) -> NDArray[np.int64]:
-        """The tokens with the chosen ones hidden, replaced or left."""
-        fate = draws.uniform(_FATE, ids.shape[1])
-        pool = np.flatnonzero(self.ordinary)
-        other = pool[(draws.uniform(_INSTEAD, ids.shape[1]) * len(pool)).astype(np.int64)]
-        changed = np.where(fate < _HIDDEN, self.mask, np.where(fate < _REPLACED, other, ids))
-        return np.where(chosen, changed, ids)
+    def _masked(
+        self, ids: NDArray[np.int64], predicted: NDArray[np.bool_], random: SampleRandom
+    ) -> NDArray[np.int64]:  # fmt: skip
+        """The ids with the tokens to predict masked, replaced or left."""
+        action = random.uniform(_ACTION, ids.shape[1])
+        ordinary = np.flatnonzero(self.ordinary)
+        other = ordinary[(random.uniform(_RANDOM_TOKEN, ids.shape[1]) * len(ordinary)).astype(np.int64)]
+        changed = np.where(action < _MASKED, self.mask, np.where(action < _REPLACED, other, ids))
+        return np.where(predicted, changed, ids)
 
-    def _two(self, places: Indices, draws: Draws) -> tuple[list[Rows], NDArray[np.int64]]:
-        """Each piece as two texts, and whether the second is from elsewhere."""
-        whole = self.pieces.rows(places)
-        first = 1 + draws.below(_PLACE, whole.lengths - 1)
+    def _two_segments(self, chosen: Indices, random: SampleRandom) -> tuple[list[TokenRows], NDArray[np.int64]]:
+        """Each chunk as two segments, and 1 where the second is from another document."""
+        whole = self.chunks.tokens(chosen)
+        first = 1 + random.integers(_SEAM, whole.lengths - 1)
         starts, counts = whole.starts + first, whole.lengths - first
-        elsewhere = draws.uniform(_HALF, 1)[:, 0] < 0.5
-        others = self._others(places, counts, draws)
-        other_counts = np.minimum(self.pieces.counts[others], counts)
-        offsets = draws.below(_OFFSET, self.pieces.counts[others] - other_counts + 1)
-        second = Rows(
-            whole.flat,
-            np.where(elsewhere, self.pieces.starts[others] + offsets, starts),
-            np.where(elsewhere, other_counts, counts),
+        is_random = random.uniform(_IS_RANDOM, 1)[:, 0] < 0.5
+        others = self._other_chunks(chosen, counts, random)
+        other_counts = np.minimum(self.chunks.lengths[others], counts)
+        offsets = random.integers(_OFFSET, self.chunks.lengths[others] - other_counts + 1)
+        second = TokenRows(
+            whole.tokens,
+            np.where(is_random, self.chunks.starts[others] + offsets, starts),
+            np.where(is_random, other_counts, counts),
         )
-        return [Rows(whole.flat, whole.starts, first), second], elsewhere.astype(np.int64)
+        return [TokenRows(whole.tokens, whole.starts, first), second], is_random.astype(np.int64)
 
-    def _others(self, places: Indices, wanted: Indices, draws: Draws) -> Indices:
-        """For each piece one of another document, or, if there is but one, another: the first drawn that is as long."""
-        owners = self.pieces.owners
-        own = owners[places]
+    def _other_chunks(self, chosen: Indices, wanted: Indices, random: SampleRandom) -> Indices:
+        """For each chunk one of another document, or of the only one: the first drawn that has the wanted tokens."""
+        owners = self.chunks.owners
+        own = owners[chosen]
         if owners[0] != owners[-1]:
             first, stop = np.searchsorted(owners, own), np.searchsorted(owners, own, side="right")
         else:
-            first, stop = places, places + 1
+            first, stop = chosen, chosen + 1
         outside = (len(owners) - (stop - first))[:, None]
-        drawn = (draws.uniform(_OTHER, _TRIES) * outside).astype(np.int64)
+        drawn = (random.uniform(_OTHER, _TRIES) * outside).astype(np.int64)
         drawn += np.where(drawn >= first[:, None], (stop - first)[:, None], 0)
-        length = np.minimum(self.pieces.counts[drawn], wanted[:, None])
-        return np.asarray(drawn[np.arange(len(places)), length.argmax(1)] if len(places) else drawn[:, 0])
+        length = np.minimum(self.chunks.lengths[drawn], wanted[:, None])
+        return np.asarray(drawn[np.arange(len(chosen)), length.argmax(1)] if len(chosen) else drawn[:, 0])
 
 
-def _taken(keys: Drawn, wanted: NDArray[Any]) -> NDArray[np.bool_]:
-    """BT: tokens from the lowest key on, those of equal keys (a word) together, while that comes nearer the wanted."""
+def _take_lowest(keys: Floats, wanted: NDArray[Any]) -> NDArray[np.bool_]:
+    """BT: tokens in order of their keys, equal keys (a word) together, while the count comes nearer to `wanted`."""
     order = keys.argsort(axis=1, kind="stable")
     ranked = np.take_along_axis(keys, order, axis=1)
     columns = np.arange(keys.shape[1])
@@ -193,27 +195,27 @@ def _taken(keys: Drawn, wanted: NDArray[Any]) -> NDArray[np.bool_]:
 
 
 def ordinary_tokens(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Of every number of the vocabulary, whether it is a token of text."""
+    """For each token of the vocabulary, whether it is text and not special."""
     texts = tokenizer.token_texts(range(tokenizer.vocabulary))
     found = np.array([text != f"<{number}>" for number, text in enumerate(texts)], dtype=bool)
     added = json.loads(tokenizer.to_json())["added_tokens"]
-    special = {tokenizer.begin, tokenizer.end, tokenizer.pad, *(token["id"] for token in added if token["special"])}
+    special = {tokenizer.bos, tokenizer.eos, tokenizer.pad, *(token["id"] for token in added if token["special"])}
     found[[number for number in special if number < len(found)]] = False
     return found
 
 
-def word_marks(tokenizer: Tokenizer) -> Words:
-    """Which tokens of a vocabulary go on with a word: what is marked so, else letters that no space stands before."""
+def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
+    """Which tokens continue a word: those with the prefix for it (as ##), else letters without a space before them."""
     texts = tokenizer.token_texts(range(tokenizer.vocabulary))
-    marked = json.loads(tokenizer.to_json())["model"].get("continuing_subword_prefix")
-    goes_on = [text.startswith(marked) if marked else _goes_on(text) for text in texts]
-    closes = [not marked and text[-1:] in ("▁", "↵", "⇥") for text in texts]
-    return Words(np.array(goes_on, dtype=bool), np.array(closes, dtype=bool))
+    prefix = json.loads(tokenizer.to_json())["model"].get("continuing_subword_prefix")
+    continues = [text.startswith(prefix) if prefix else _continues_word(text) for text in texts]
+    ends = [not prefix and text[-1:] in ("▁", "↵", "⇥") for text in texts]
+    return WordBoundaries(np.array(continues, dtype=bool), np.array(ends, dtype=bool))
 
 
-def _goes_on(text: str) -> bool:
-    """Whether a token, as it is written in a picture, belongs to the word before it."""
-    part = re.match(r"\\x([0-9a-f]{2})", text)
-    if part is not None:  # of a character: only scripts that begin in 0xE0 or above may have no spaces
-        return int(part[1], 16) < 0xE0
-    return unicodedata.category(text[:1] or " ")[0] in "LNM" and len(cut_words(f"a{text[:1]}")) == 1
+def _continues_word(text: str) -> bool:
+    """Whether a token, given as `token_texts` writes it, continues the word before it."""
+    byte = re.match(r"\\x([0-9a-f]{2})", text)
+    if byte is not None:  # part of a character; scripts without spaces start at 0xE0
+        return int(byte[1], 16) < 0xE0
+    return unicodedata.category(text[:1] or " ")[0] in "LNM" and len(word_offsets(f"a{text[:1]}")) == 1

@@ -1,82 +1,76 @@
-"""Texts with a tag for every word: names of people, parts of speech."""
+"""Tagging (token classification): predict a tag for every word, as in named entity recognition or part of speech."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE, Batch
+from regard.data.batching import IGNORE_INDEX, Batch
 from regard.data.draws import Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.base import (
-    AnsweredSamples,
-    Limit,
-    TaskBase,
-    Tokenizers,
-    answers_of,
-    find_usable,
-    require_no_dropout,
-    require_room,
-)
-from regard.data.tasks.classification import find_names, numbering
-from regard.data.tokenize.encode import Rows, encode_texts, padding_of
-from regard.data.tokenize.tokenizer import Tokenizer, cut_words, word_numbers
+from regard.data.samples import FilteredSamples, LengthLimit, TokenizedSide, filter_texts
+from regard.data.tasks.base import Outputs, TaskBase, Tokenizers, require_no_bpe_dropout, require_room, require_targets
+from regard.data.tasks.classification import find_labels, label_ids
+from regard.data.tokenize.encode import TokenRows, padding_mask
+from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
 from regard.errors import InputError
 
 
 @dataclass(frozen=True)
 class Tagging(TaskBase):
-    """Say the tag of each word, at its first token; a text of more than `max_length` tokens is dropped."""
+    """Predict the tag of each word at its first token; a text of more than `max_length` tokens is left out."""
 
     max_length: int = 256
-    names: tuple[str, ...] = ()  # none: as the training text has them
+    labels: tuple[str, ...] = ()  # the tags; (): those of the training text
+    outputs: ClassVar[Outputs] = "tags"
 
     def __post_init__(self) -> None:
         require_room("max_length", self.max_length, 3)
 
-    def named(self, corpus: Corpus) -> Tagging:
-        """The problem with the tags that occur in a corpus."""
-        return self if self.names else replace(self, names=find_names(corpus, str.split))
+    def with_labels_from(self, corpus: Corpus) -> Tagging:
+        """The task with the tags that occur in a corpus."""
+        return self if self.labels else replace(self, labels=find_labels(corpus, str.split))
 
-    def wording(self, corpus: Corpus) -> Corpus:
+    def tokenizer_text(self, corpus: Corpus) -> Corpus:
         """The texts without their tags."""
         return replace(corpus, targets=None)
 
     def samples(
-        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, dropout: float = 0.0  # noqa: B008
+        self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TagSamples:  # fmt: skip
-        """The texts of a corpus, each token with the number of its tag."""
-        require_no_dropout(dropout, "tagged text")
-        if corpus.joined:
-            raise InputError(f"{corpus.names[0]} has two texts a line (text.fields). Name one text and its tags.")
-        tokenizer, names = tokenizers[0], self.named(corpus).names
-        rows = encode_texts(tokenizer, corpus.sources, cache)
-        number = numbering(corpus, names)
+        """The texts of a corpus with the tag of each token."""
+        require_no_bpe_dropout(bpe_dropout, "tagged text")
+        if corpus.paired_sources:
+            raise InputError(f"{corpus.names[0]} has two texts per line (text.fields). Name one text and its tags.")
+        tokenizer, labels = tokenizers[0], self.with_labels_from(corpus).labels
+        side = TokenizedSide.encode(corpus.sources, tokenizer, cache)
+        label_id = label_ids(corpus, labels)
 
-        def more(kept: Indices, columns: Columns) -> None:
+        def add_columns(kept: Indices, columns: Columns) -> None:
             columns.append("tags", np.zeros(0, dtype=np.int32))
-            for place in kept.tolist():
-                columns.append("tags", _tags(corpus, place, tokenizer, number, int(rows.lengths[place])))
+            for index in kept.tolist():
+                columns.append("tags", _token_tags(corpus, index, tokenizer, label_id, int(side.rows.lengths[index])))
 
-        said = ["tags", list(names)]
-        limit = Limit(self.max_length)
-        usable = find_usable(corpus, [(corpus.sources, rows)], tokenizer, limit, cache, said, more)
-        counts = rows.lengths[usable.kept].astype(np.int64)
-        tags = Rows(usable.columns["tags"], np.cumsum(counts) - counts, counts)
-        return TagSamples(usable=usable, rows=rows, tags=tags, pad=tokenizer.pad)
+        filtered = filter_texts(
+            corpus, [side], LengthLimit(self.max_length), cache,
+            kind="labelled", key=["tags", *labels], counted=corpus.sources, labels=require_targets(corpus),
+            add_columns=add_columns,
+        )  # fmt: skip
+        lengths = side.rows.lengths[filtered.kept].astype(np.int64)
+        tags = TokenRows(filtered.columns["tags"], np.cumsum(lengths) - lengths, lengths)
+        return TagSamples(filtered=filtered, sides=(side.rows,), tags=tags, pad=tokenizer.pad)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TagSamples(AnsweredSamples):
-    """Texts, each with as many tags as it has tokens, most of them IGNORE."""
+class TagSamples(FilteredSamples):
+    """Texts with a tag per token, IGNORE_INDEX except at the first token of a word."""
 
-    rows: Rows  # of all texts
-    tags: Rows  # of the samples
+    tags: TokenRows
     pad: int
 
     @property
@@ -84,33 +78,28 @@ class TagSamples(AnsweredSamples):
         """Texts by one side."""
         return np.asarray(self.tags.lengths)[:, None]
 
-    @property
-    def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every text."""
-        return (self.rows.lengths,)
-
-    def batch(self, indices: Sequence[int] | Indices, draw: int | None = None) -> Batch:
-        """Some of the texts, with a tag at the first token of each word: BT."""
-        places = np.asarray(indices, dtype=np.int64)
-        texts = self.usable.kept[places]
-        inputs = {"ids": self.rows.padded(texts, fill=self.pad), **padding_of("padding", self.rows.lengths[texts])}
-        return Batch(inputs, self.tags.padded(places, fill=IGNORE), tuple(texts.tolist()))
+    def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
+        """A batch of texts; targets are BT."""
+        chosen, rows = np.asarray(indices, dtype=np.int64), self.sides[0]
+        texts = self.filtered.kept[chosen]
+        inputs = {"ids": rows.padded(texts, fill=self.pad), **padding_mask("padding", rows.lengths[texts])}
+        return Batch(inputs, self.tags.padded(chosen, fill=IGNORE_INDEX), tuple(texts.tolist()))
 
 
-def _tags(
-    corpus: Corpus, place: int, tokenizer: Tokenizer, number: Callable[[int, str], int], length: int
+def _token_tags(
+    corpus: Corpus, index: int, tokenizer: Tokenizer, label_id: Callable[[int, str], int], length: int
 ) -> NDArray[np.int32]:
-    """The tags of a text, framed as its tokens are."""
-    text, tags = corpus.sources[place], answers_of(corpus)[place].split()
-    words = cut_words(text)
+    """The tags of a text's tokens, bos and eos included."""
+    text, tags = corpus.sources[index], require_targets(corpus)[index].split()
+    words = word_offsets(text)
     if len(tags) != len(words):
         raise InputError(
-            f"{corpus.where([place])}: {len(words):,} words have {len(tags):,} tags (text.fields). "
+            f"{corpus.where([index])}: {len(words):,} words have {len(tags):,} tags (text.fields). "
             "Give each word one, all separated by spaces."
         )
-    owners = np.array([-1, *word_numbers(text, tokenizer.encode_in_place(text).spans), -1])
+    owners = np.array([-1, *word_ids(text, tokenizer.encode_with_offsets(text).offsets), -1])
     first = np.unique(owners, return_index=True)[1]
     first = first[owners[first] >= 0]
-    found = np.full(length, IGNORE, dtype=np.int32)
-    found[first] = np.array([number(place, tag) for tag in tags], dtype=np.int32)[owners[first]]
+    found = np.full(length, IGNORE_INDEX, dtype=np.int32)
+    found[first] = np.array([label_id(index, tag) for tag in tags], dtype=np.int32)[owners[first]]
     return found

@@ -1,1 +1,1 @@
-"""Texts become token ids."""
+"""Tokenizers, their training, and encoding of texts as token ids or characters."""

@@ -1,1 +1,1 @@
-"""LSH and local attention of the Reformer: long texts in bands."""
+"""LSH and local attention of the Reformer (Kitaev 2020)."""

@@ -1,12 +1,13 @@
-"""Attention in bands: tokens laid out in some order, cut into chunks, each of which sees itself and its neighbours.
+"""Banded (chunked) attention: tokens in some order, cut into chunks; a chunk attends to itself and its neighbours.
 
-Time and memory grow with the length, not with its square. The order may be the text's (local attention) or that of
-buckets (LSH), and may hold a token once a round: rounds are then weighed by the sum of what they saw, so that together
-they are one softmax. Work goes slice by slice, and nothing as large as queries times keys is ever kept.
+Time and memory grow linearly with the length. The order is the text's own (local attention), or tokens are sorted by
+bucket (LSH attention, Kitaev 2020, figure 2). A token may occur once per hashing round; rounds are weighted by their
+log-sum-exp, so that together they are one softmax. Work goes slice by slice and keeps no matrix of queries times keys.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,185 +16,197 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.layers.patterns import Near, Pattern
-from regard.layers.record import Attended, Inside, Rows
+from regard.errors import RunFailed
+from regard.layers.patterns import ChunkSpan, SelfPattern
+from regard.layers.record import AttentionWeights, Rows, ScoreInputs
 
-_SLICE = 8192  # places worked on at once: what they need stays in a processor's cache
+_SLICE = 8192  # sorted positions per slice, whose working set stays in a CPU's cache
 
-Hide = Callable[[slice, slice], Tensor]
-"""Rows and chunks -> (1|n)cCW: what is added to the scores of a chunk's queries and the keys around it."""
+Mask = Callable[[slice, slice], Tensor]
+"""Rows and chunks -> (1|n)cCW: the additive mask of a chunk's C queries over the W keys of its window."""
 
 
 @dataclass(frozen=True)
 class Band:
-    """N rows of M places, a whole number of chunks. Windows at either end go round to the other; `hide` says no."""
+    """N rows of M sorted positions, a whole number of chunks.
 
-    tokens: Tensor  # NM, which token stands at a place
-    places: Tensor  # NRT, at which place a token stands, in each of this band's rounds
+    The window of a chunk is the chunk itself, `before` chunks before it and `after` after it. Windows wrap around at
+    both ends; the mask hides what must not be attended to.
+    """
+
+    tokens: Tensor  # NM, the token at each sorted position
+    sorted_positions: Tensor  # NRT, the sorted position of each token, in each of the band's rounds
     chunk: int
-    before: int  # chunks seen before one's own, and after it
+    before: int
     after: int
-    hide: Hide
+    mask: Mask
 
-    def around(self, chunks: slice) -> Tensor:
-        """-> the places of these chunks and of their neighbours, in a row."""
+    def window_positions(self, chunks: slice) -> Tensor:
+        """-> the sorted positions of these chunks and of the neighbours that their windows reach."""
         length = self.tokens.shape[1]
         first, last = (chunks.start - self.before) * self.chunk, (chunks.stop + self.after) * self.chunk
         return torch.arange(first, last, device=self.tokens.device) % length
 
     def windows(self, values: Tensor) -> Tensor:
-        """Values nL... over places in a row -> ncW...: the window of each chunk, a view where there can be one."""
-        wide = (self.before + 1 + self.after) * self.chunk
-        seen = values.unfold(1, wide, self.chunk)
-        return seen if values.dim() == 2 else seen.transpose(2, 3)
+        """Values nL... at window positions -> ncW...: the window of each chunk, as a view."""
+        width = (self.before + 1 + self.after) * self.chunk
+        windows = values.unfold(1, width, self.chunk)
+        return windows if values.dim() == 2 else windows.transpose(2, 3)
 
     def chunks(self, values: Tensor) -> Tensor:
         """Values nL... -> ncC...: cut into chunks."""
-        apart: Tensor = values.unflatten(1, (-1, self.chunk))
-        return apart
+        chunked: Tensor = values.unflatten(1, (-1, self.chunk))
+        return chunked
 
     @property
-    def together(self) -> int:
-        """How many rows are worked on at once."""
+    def rows_at_once(self) -> int:
+        """The number of rows in one slice."""
         rows, length = self.tokens.shape
         return min(rows, max(1, _SLICE // length))
 
     def slices(self) -> Iterator[tuple[slice, list[slice]]]:
-        """Rows, and the chunks of theirs to go through one slice after the other."""
+        """Slices of rows, each with the slices of chunks to process one after the other."""
         rows, length = self.tokens.shape
         count, at_once = length // self.chunk, max(1, _SLICE // self.chunk)
-        pieces = [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)]
-        for first in range(0, rows, self.together):
-            yield slice(first, min(first + self.together, rows)), pieces if self.together == 1 else [slice(0, count)]
+        chunks = [slice(first, min(first + at_once, count)) for first in range(0, count, at_once)]
+        for first in range(0, rows, self.rows_at_once):
+            last = min(first + self.rows_at_once, rows)
+            yield slice(first, last), chunks if self.rows_at_once == 1 else [slice(0, count)]
 
-    def room(self, values: Tensor, beyond: int = 0) -> Tensor:
-        """Room for something as wide as the values NTD, by place, of the rows that are worked on at once."""
-        return values.new_empty(self.together, self.tokens.shape[1] + beyond, values.shape[-1])
+    def buffer(self, values: Tensor, extra: int = 0) -> Tensor:
+        """An empty tensor for one slice of rows, by sorted position, as wide as the values NTD."""
+        return values.new_empty(self.rows_at_once, self.tokens.shape[1] + extra, values.shape[-1])
 
 
-def banded(q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float = 1.0) -> Tensor:
-    """BHTK, BHTK, BHTV -> BHTV: each token's softmax over what it sees in all rounds of all bands.
+def banded_attention(q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float = 1.0) -> Tensor:
+    """BHTK, BHTK, BHTV -> BHTV: each token's softmax over the keys it attends to in all rounds of all bands.
 
-    Without keys the queries are their own, of length one, made and forgotten head by head.
+    Without keys it is shared-QK attention: keys are the queries at unit length, computed slice by slice.
     """
     flat = (None if part is None else part.flatten(0, 1) for part in (q, k, v))
-    said: Tensor = Banded.apply(*flat, bands, scale)  # type: ignore[no-untyped-call]
-    apart: Tensor = said.unflatten(0, q.shape[:2])
-    return apart
+    output: Tensor = BandedAttention.apply(*flat, bands, scale)  # type: ignore[no-untyped-call]
+    heads: Tensor = output.unflatten(0, q.shape[:2])
+    return heads
 
 
-class Banded(torch.autograd.Function):
-    """Keeps what came out and how much each place saw; the weights are worked out again on the way back."""
+class BandedAttention(torch.autograd.Function):
+    """Keeps the output and the log-sum-exp (lse) of each round; the backward pass recomputes the weights."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], scale: float) -> Tensor:
         """NTK, NTK, NTV -> NTV."""
         exact = torch.promote_types(q.dtype, torch.float32)
-        said, seen = torch.zeros_like(v), q.new_full((*v.shape[:2], 1), -torch.inf, dtype=exact)
-        amounts = [q.new_empty(band.tokens.shape, dtype=exact) for band in bands]
-        for band, amount in zip(bands, amounts):
-            room = band.room(v)
-            for rows, pieces in band.slices():
-                laid, given = room[: rows.stop - rows.start], (q[rows], None if k is None else k[rows], v[rows])
-                for chunks in pieces:
+        output, total_lse = torch.zeros_like(v), q.new_full((*v.shape[:2], 1), -torch.inf, dtype=exact)
+        lses = [q.new_empty(band.tokens.shape, dtype=exact) for band in bands]
+        for band, lse in zip(bands, lses):
+            buffer = band.buffer(v)
+            for rows, chunk_slices in band.slices():
+                sorted_output, inputs = (
+                    buffer[: rows.stop - rows.start],
+                    (q[rows], None if k is None else k[rows], v[rows]),
+                )
+                for chunks in chunk_slices:
                     own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
-                    y, lse = _weigh(*_laid(*given, band, rows, chunks), band.hide(rows, chunks), scale)
-                    laid[:, own], amount[rows, own] = y.flatten(1, 2), lse.flatten(1, 2)
-                for places, tokens in _in_slices(band.places[rows]):
-                    now, much = _take(laid, places), _take(amount[rows, :, None], places)
-                    share = torch.sigmoid(much - seen[rows, tokens]).to(now.dtype)
-                    said[rows, tokens] = torch.lerp(said[rows, tokens], now, share)
-                    seen[rows, tokens] = torch.logaddexp(seen[rows, tokens], much)
-        ctx.save_for_backward(q, k, v, said, *amounts)
+                    y, y_lse = _attend(*_gather(*inputs, band, rows, chunks), band.mask(rows, chunks), scale)
+                    sorted_output[:, own], lse[rows, own] = y.flatten(1, 2), y_lse.flatten(1, 2)
+                for positions, tokens in _token_slices(band.sorted_positions[rows]):
+                    y, y_lse = _take(sorted_output, positions), _take(lse[rows, :, None], positions)
+                    share = torch.sigmoid(y_lse - total_lse[rows, tokens]).to(y.dtype)
+                    output[rows, tokens] = torch.lerp(output[rows, tokens], y, share)
+                    total_lse[rows, tokens] = torch.logaddexp(total_lse[rows, tokens], y_lse)
+        ctx.save_for_backward(q, k, v, output, *lses)
         ctx.bands, ctx.scale = bands, scale
-        return said
+        return output
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Tensor) -> Any:
-        """The slopes of q, k and v."""
-        q, k, v, said, *amounts = ctx.saved_tensors
-        asked, told = torch.zeros_like(q), torch.zeros_like(v)
-        answered = None if k is None else torch.zeros_like(k)
-        for band, amount, share in zip(ctx.bands, amounts, _shares(ctx.bands, amounts)):
-            beyond = (band.before + band.after) * band.chunk
-            rooms = band.room(q), band.room(q, beyond), band.room(v, beyond)
-            for rows, pieces in band.slices():
-                given = q[rows], None if k is None else k[rows], v[rows]
-                ended = said[rows], slopes[0][rows], amount[rows], share[rows]
-                laid = _back(given, ended, [room[: len(given[0])] for room in rooms], band, rows, pieces, ctx.scale)
-                for places, tokens in _in_slices(band.places[rows]):
-                    of_query, of_key, of_value = (_take(part, places) for part in laid)
-                    asked[rows, tokens] += of_query
-                    told[rows, tokens] += of_value
-                    if answered is None:
-                        asked[rows, tokens] += _slope_of_unit(q[rows, tokens], of_key)
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The gradients of q, k and v."""
+        q, k, v, output, *lses = ctx.saved_tensors
+        grad_q, grad_v = torch.zeros_like(q), torch.zeros_like(v)
+        grad_k = None if k is None else torch.zeros_like(k)
+        for band, lse, share in zip(ctx.bands, lses, _round_shares(ctx.bands, lses)):
+            extra = (band.before + band.after) * band.chunk
+            buffers = band.buffer(q), band.buffer(q, extra), band.buffer(v, extra)
+            for rows, chunk_slices in band.slices():
+                inputs = q[rows], None if k is None else k[rows], v[rows]
+                results = output[rows], gradients[0][rows], lse[rows], share[rows]
+                used = [buffer[: len(inputs[0])] for buffer in buffers]
+                sorted_gradients = _sorted_gradients(inputs, results, used, band, rows, chunk_slices, ctx.scale)
+                for positions, tokens in _token_slices(band.sorted_positions[rows]):
+                    of_query, of_key, of_value = (_take(part, positions) for part in sorted_gradients)
+                    grad_q[rows, tokens] += of_query
+                    grad_v[rows, tokens] += of_value
+                    if grad_k is None:
+                        grad_q[rows, tokens] += _unit_keys_gradient(q[rows, tokens], of_key)
                     else:
-                        answered[rows, tokens] += of_key
-        return asked, answered, told, None, None
+                        grad_k[rows, tokens] += of_key
+        return grad_q, grad_k, grad_v, None, None
 
 
-def _in_slices(places: Tensor) -> Iterator[tuple[Tensor, slice]]:
-    """Places nRT -> round by round those of some tokens nt, and which tokens these are."""
-    for first in range(0, places.shape[2], _SLICE):
+def _token_slices(sorted_positions: Tensor) -> Iterator[tuple[Tensor, slice]]:
+    """Sorted positions nRT -> round by round, those of a slice of tokens nt, and the slice."""
+    for first in range(0, sorted_positions.shape[2], _SLICE):
         tokens = slice(first, first + _SLICE)
-        yield from ((part, tokens) for part in places[:, :, tokens].unbind(1))
+        yield from ((positions, tokens) for positions in sorted_positions[:, :, tokens].unbind(1))
 
 
-def _back(
-    given: tuple[Tensor, Tensor | None, Tensor],
-    ended: tuple[Tensor, ...],
-    laid: list[Tensor],
+def _sorted_gradients(
+    inputs: tuple[Tensor, Tensor | None, Tensor],
+    results: tuple[Tensor, ...],
+    buffers: list[Tensor],
     band: Band,
     rows: slice,
-    pieces: list[slice],
+    chunk_slices: list[slice],
     scale: float,
 ) -> list[Tensor]:
-    """Queries, keys and values of some rows; what was said, its slope, how much each place saw and the rounds' shares
-    -> the slopes of all three, by place, in the room that is given for them.
+    """The gradients of queries, keys and values of some rows, by sorted position, in the buffers.
+
+    `inputs` are q, k, v; `results` are the output, its gradient, the lse, and the rounds' shares of the output.
     """
-    said, slope, amount, share = ended
-    weight = torch.zeros_like(amount).scatter_(1, band.places[rows].flatten(1).long(), share.flatten(1))
-    for room in laid[1:]:
-        room.zero_()
-    for chunks in pieces:
+    output, gradient, lse, share = results
+    weight = torch.zeros_like(lse).scatter_(1, band.sorted_positions[rows].flatten(1).long(), share.flatten(1))
+    for buffer in buffers[1:]:
+        buffer.zero_()
+    for chunks in chunk_slices:
         own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
-        out, down = (_take(part, band.tokens[rows, own]) for part in (said, slope))
-        down = down * weight[:, own, None].to(down.dtype)
-        of_query, *of_windows = _slopes(
-            band.chunks(down), *_laid(*given, band, rows, chunks), band.chunks(out), band.chunks(amount[:, own]),
-            band.hide(rows, chunks), scale,
+        y, grad_y = (_take(part, band.tokens[rows, own]) for part in (output, gradient))
+        grad_y = grad_y * weight[:, own, None].to(grad_y.dtype)
+        of_query, *of_windows = _attend_backward(
+            band.chunks(grad_y), *_gather(*inputs, band, rows, chunks), band.chunks(y), band.chunks(lse[:, own]),
+            band.mask(rows, chunks), scale,
         )  # fmt: skip
-        laid[0][:, own] = of_query.flatten(1, 2)
-        for room, windows in zip(laid[1:], of_windows):
+        buffers[0][:, own] = of_query.flatten(1, 2)
+        # Windows overlap: a key's gradient is the sum over the chunks whose window it is in.
+        for buffer, windows in zip(buffers[1:], of_windows):
             for number, part in enumerate(windows.split(band.chunk, dim=2)):
                 first = (chunks.start + number) * band.chunk
-                room[:, first : first + own.stop - own.start] += part.flatten(1, 2)
-    return [laid[0], *(_folded(band, room) for room in laid[1:])]
+                buffer[:, first : first + own.stop - own.start] += part.flatten(1, 2)
+    return [buffers[0], *(_wrap(band, buffer) for buffer in buffers[1:])]
 
 
-def unit(q: Tensor) -> Tensor:
-    """...K -> ...K: keys, of length one."""
+def unit_keys(q: Tensor) -> Tensor:
+    """...K -> ...K: the keys of shared-QK attention, which are the queries at unit length."""
     keys: Tensor = q * ((q.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * q.shape[-1] ** -0.5)
     return keys
 
 
-def _slope_of_unit(q: Tensor, slope: Tensor) -> Tensor:
-    """What a slope of the keys is for the queries."""
+def _unit_keys_gradient(q: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient of the queries, from that of their keys."""
     with torch.enable_grad():
-        asking = q.detach().requires_grad_()
-        found: Tensor = torch.autograd.grad(unit(asking), asking, slope)[0]
+        queries = q.detach().requires_grad_()
+        found: Tensor = torch.autograd.grad(unit_keys(queries), queries, gradient)[0]
     return found
 
 
-def _laid(
+def _gather(
     q: Tensor, k: Tensor | None, v: Tensor, band: Band, rows: slice, chunks: slice
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Of some rows: queries ncCK of these chunks; keys ncWK and values ncWV in the windows around them."""
-    around = band.tokens[rows].index_select(1, band.around(chunks))
-    asking = _take(q, around)
-    answering = unit(asking) if k is None else _take(k, around)
-    own = asking[:, band.before * band.chunk : asking.shape[1] - band.after * band.chunk]
-    return band.chunks(own), band.windows(answering), band.windows(_take(v, around))
+    """Queries ncCK of some rows' chunks, and the keys ncWK and values ncWV of their windows."""
+    tokens = band.tokens[rows].index_select(1, band.window_positions(chunks))
+    queries = _take(q, tokens)
+    keys = unit_keys(queries) if k is None else _take(k, tokens)
+    own = queries[:, band.before * band.chunk : queries.shape[1] - band.after * band.chunk]
+    return band.chunks(own), band.windows(keys), band.windows(_take(v, tokens))
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
@@ -203,155 +216,174 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
         return values[0].index_select(0, index[0])[None]
     offset = length * torch.arange(rows, device=index.device, dtype=index.dtype)
     taken: Tensor = values.flatten(0, 1).index_select(0, (index + offset[:, None]).flatten())
-    apart: Tensor = taken.unflatten(0, index.shape)
-    return apart
+    found: Tensor = taken.unflatten(0, index.shape)
+    return found
 
 
-def _folded(band: Band, room: Tensor) -> Tensor:
-    """What stood beyond an end belongs to the other end."""
+def _wrap(band: Band, buffer: Tensor) -> Tensor:
+    """Add the sums of windows that reach beyond one end to the other end."""
     before, after = band.before * band.chunk, band.after * band.chunk
     length = band.tokens.shape[1]
-    inner = room[:, before : before + length]
-    for place in range(0, before, band.chunk):
-        at = (place - before) % length
-        inner[:, at : at + band.chunk] += room[:, place : place + band.chunk]
-    for place in range(0, after, band.chunk):
-        at = place % length
-        inner[:, at : at + band.chunk] += room[:, before + length + place : before + length + place + band.chunk]
+    inner = buffer[:, before : before + length]
+    for first in range(0, before, band.chunk):
+        target = (first - before) % length
+        inner[:, target : target + band.chunk] += buffer[:, first : first + band.chunk]
+    for first in range(0, after, band.chunk):
+        target, beyond = first % length, before + length + first
+        inner[:, target : target + band.chunk] += buffer[:, beyond : beyond + band.chunk]
     return inner
 
 
-def _shares(bands: list[Band], amounts: list[Tensor]) -> list[Tensor]:
-    """NRT for each band: how much of a token's answer is a round's."""
-    seen = [_take(amount[..., None], band.places.flatten(1))[..., 0] for band, amount in zip(bands, amounts)]
-    rounds = [part.unflatten(1, (band.places.shape[1], -1)) for band, part in zip(bands, seen)]
+def _round_shares(bands: list[Band], lses: list[Tensor]) -> list[Tensor]:
+    """NRT per band: each round's share of a token's output, softmax over rounds of the log-sum-exp."""
+    by_token = [_take(lse[..., None], band.sorted_positions.flatten(1))[..., 0] for band, lse in zip(bands, lses)]
+    rounds = [part.unflatten(1, (band.sorted_positions.shape[1], -1)) for band, part in zip(bands, by_token)]
     return list(torch.cat(rounds, dim=1).softmax(1).split([len(part[0]) for part in rounds], dim=1))
 
 
-def _weigh(q: Tensor, k: Tensor, v: Tensor, hide: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """ncCK, ncWK, ncWV, hidden or not -> what was said ncCV, and how much was seen ncC, as a logarithm."""
+_KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
+_ARGUMENTS = {
+    "": "query key value dropout_p is_causal attn_mask scale",
+    "_backward": "grad_out query key value out logsumexp dropout_p is_causal attn_mask scale",
+}
+
+
+@functools.cache
+def _cpu_kernel(suffix: str = "") -> Callable[..., Any]:
+    """Torch's private fused CPU kernel, which also returns the log-sum-exp; refused if its signature has changed."""
+    kernel = getattr(torch.ops.aten, _KERNEL + suffix, None)
+    arguments = "" if kernel is None else " ".join(argument.name for argument in kernel.default._schema.arguments)
+    if kernel is None or arguments != _ARGUMENTS[suffix]:
+        raise RunFailed(f"torch {torch.__version__} has another {_KERNEL}{suffix} than LSH and local attention need. "
+                        "Use torch 2.13.")  # fmt: skip
+    return kernel  # type: ignore[no-any-return]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """ncCK, ncWK, ncWV, additive mask -> attention output ncCV, and log-sum-exp of the scores ncC."""
     if q.device.type == "cpu":
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        said, seen = kernel(q, k, v, 0.0, False, attn_mask=hide.to(q.dtype).expand(len(q), -1, -1, -1), scale=scale)
-        return said, seen
-    scores = (q @ k.transpose(-1, -2) * scale + hide).float()
-    seen = scores.logsumexp(-1)
-    return scores.sub_(seen[..., None]).exp_().to(v.dtype) @ v, seen
+        kernel = _cpu_kernel()
+        y, lse = kernel(q, k, v, 0.0, False, attn_mask=mask.to(q.dtype).expand(len(q), -1, -1, -1), scale=scale)
+        return y, lse
+    scores = (q @ k.transpose(-1, -2) * scale + mask).float()
+    lse = scores.logsumexp(-1)
+    return scores.sub_(lse[..., None]).exp_().to(v.dtype) @ v, lse
 
 
-def _slopes(
-    slope: Tensor, q: Tensor, k: Tensor, v: Tensor, said: Tensor, seen: Tensor, hide: Tensor, scale: float
+def _attend_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, lse: Tensor, mask: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slopes of ncCK, ncWK and ncWV; what was said may be more than these windows said."""
+    """The gradients of ncCK, ncWK and ncWV; the output y is that of all rounds, not of these windows only."""
     if q.device.type == "cpu":
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        hidden = hide.to(q.dtype).expand(len(q), -1, -1, -1)
+        kernel = _cpu_kernel("_backward")
+        expanded = mask.to(q.dtype).expand(len(q), -1, -1, -1)
         found: tuple[Tensor, Tensor, Tensor] = kernel(
-            slope, q, k, v, said, seen, 0.0, False, attn_mask=hidden, scale=scale
+            gradient, q, k, v, y, lse, 0.0, False, attn_mask=expanded, scale=scale
         )  # fmt: skip
         return found
-    weights = ((q @ k.transpose(-1, -2) * scale + hide).float() - seen[..., None]).exp_().to(v.dtype)
-    inner = weights * (slope @ v.transpose(-1, -2) - (slope * said).sum(-1, keepdim=True)) * scale
-    return inner @ k, inner.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ slope
+    weights = ((q @ k.transpose(-1, -2) * scale + mask).float() - lse[..., None]).exp_().to(v.dtype)
+    inner = weights * (gradient @ v.transpose(-1, -2) - (gradient * y).sum(-1, keepdim=True)) * scale
+    return inner @ k, inner.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ gradient
 
 
 @dataclass(frozen=True)
-class InBands(Attended):
-    """The weights that `banded` gives, worked out for one head at a time, and never as queries times keys."""
+class BandedWeights(AttentionWeights):
+    """The attention weights of `banded_attention`, computed head by head, never as queries times keys."""
 
     query: Tensor
-    key: Tensor | None  # None: the queries, one long
+    key: Tensor | None  # None: shared-QK attention
     bands: list[Band]
     scale: float = 1.0
 
     @property
     def queries(self) -> int:
-        """How many queries attend, in each row."""
         return self.query.shape[2]
 
     def head(self, number: int) -> Rows:
-        """The weights of one head, asked for by queries."""
         rows = [self.windows(row) for row in range(number, len(self.query) * self.heads, self.heads)]
 
-        def of(queries: slice) -> Tensor:
+        def weights_of(queries: slice) -> Tensor:
             found = self.query.new_zeros(len(rows), len(range(self.queries)[queries]), self.keys)
             for row, rounds in zip(found, rows):
                 for tokens, chunk, weights in rounds:
                     row.scatter_add_(1, tokens[chunk[queries]].long(), weights[queries].to(row.dtype))
             return found
 
-        return of
+        return weights_of
 
     def windows(self, row: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of a row, round by round: the tokens around each chunk cW, each token's chunk T, and its weights there TW."""
-        found, amounts = [], []
+        """Of a row, per round: the tokens in each chunk's window cW, each token's chunk T, its weights there TW."""
+        found, lses = [], []
         for band in self.bands:
-            tokens, scores = (torch.cat(parts) for parts in zip(*self.scored(band, slice(row, row + 1))))
-            for places in band.places[row]:
-                mine = scores[places]
-                found.append((tokens, places // band.chunk, mine.softmax(-1)))
-                amounts.append(mine.logsumexp(-1))
-        shares = torch.stack(amounts).softmax(0)
-        return [(tokens, chunk, odds * share[:, None]) for (tokens, chunk, odds), share in zip(found, shares)]
+            tokens, scores = (torch.cat(parts) for parts in zip(*self.scores(band, slice(row, row + 1))))
+            for positions in band.sorted_positions[row]:
+                own = scores[positions]
+                found.append((tokens, positions // band.chunk, own.softmax(-1)))
+                lses.append(own.logsumexp(-1))
+        shares = torch.stack(lses).softmax(0)
+        return [(tokens, chunk, weights * share[:, None]) for (tokens, chunk, weights), share in zip(found, shares)]
 
-    def scored(self, band: Band, row: slice) -> Iterator[tuple[Tensor, Tensor]]:
-        """Of a row, slice by slice: the tokens around each chunk cW, and how they score with each of its places."""
-        asking = self.query.flatten(0, 1)[row]
-        answering = None if self.key is None else self.key.flatten(0, 1)[row]
+    def scores(self, band: Band, row: slice) -> Iterator[tuple[Tensor, Tensor]]:
+        """Of a row, slice by slice: the tokens in each chunk's window cW, and their scores with each query of it."""
+        q = self.query.flatten(0, 1)[row]
+        k = None if self.key is None else self.key.flatten(0, 1)[row]
         count, at_once = band.tokens.shape[1] // band.chunk, max(1, _SLICE // band.chunk)
         for first in range(0, count, at_once):
             chunks = slice(first, min(first + at_once, count))
-            mine, around, _ = _laid(asking, answering, asking, band, row, chunks)
-            scores = mine @ around.transpose(-1, -2) * self.scale + band.hide(row, chunks)
-            yield band.windows(band.tokens[row].index_select(1, band.around(chunks)))[0], scores[0].flatten(0, 1)
+            queries, keys, _ = _gather(q, k, q, band, row, chunks)
+            scores = queries @ keys.transpose(-1, -2) * self.scale + band.mask(row, chunks)
+            tokens = band.windows(band.tokens[row].index_select(1, band.window_positions(chunks)))
+            yield tokens[0], scores[0].flatten(0, 1)
 
-    def inside(self) -> Inside:
-        """What the weights are made of."""
+    def score_inputs(self) -> ScoreInputs:
         if self.key is None:
-            return Inside("shared", self.query, unit(self.query), self.scale)
-        return Inside("dot", self.query, self.key, self.scale)
+            return ScoreInputs("shared", self.query, unit_keys(self.query), self.scale)
+        return ScoreInputs("dot", self.query, self.key, self.scale)
 
 
-def local_bands(pattern: Pattern, length: int, rows: int, document_ids: Tensor | None, device: torch.device) -> list[Band] | None:
-    """A band of the text as it stands; None for a pattern that looks anywhere in it."""
-    near = pattern.near(length)
-    if near is None:
+def local_bands(
+    pattern: SelfPattern, length: int, rows: int, document_ids: Tensor | None, device: torch.device
+) -> list[Band] | None:
+    """One band in the text's own order, for local attention; None for a pattern that attends anywhere."""
+    span = pattern.chunk_span(length)
+    if span is None:
         return None
-    along = torch.arange(near.whole, device=device, dtype=torch.int32).expand(rows, -1)
-    tokens, places = along.clamp_max(length - 1), along[:, None, :length]
-    hide = Strangers(pattern, near, length, document_ids, device)
-    return [Band(tokens, places, near.chunk, near.before, near.after, hide)]
+    positions = torch.arange(span.padded_length, device=device, dtype=torch.int32).expand(rows, -1)
+    mask = LocalMask(pattern, span, length, document_ids, device)
+    return [
+        Band(positions.clamp_max(length - 1), positions[:, None, :length], span.chunk, span.before, span.after, mask)
+    ]
 
 
 @dataclass(frozen=True)
-class Strangers:
-    """What is hidden among neighbours: what the pattern does not see, other realms, and what is no token.
+class LocalMask:
+    """The mask of local attention: hides what the pattern hides, other documents, and padding.
 
-    What a pattern finds in chunks it finds by distance and place in the chunk, so that all within a text are alike.
+    Such a pattern depends only on distance and on the position in the chunk, so all chunks inside a text share a mask.
     """
 
-    pattern: Pattern
-    near: Near
+    pattern: SelfPattern
+    span: ChunkSpan
     length: int
     document_ids: Tensor | None  # NT
     device: torch.device
 
     def __call__(self, rows: slice, chunks: slice) -> Tensor:
         """-> (1|n)cCW."""
-        chunk, before, after, whole, joined = self.near
+        chunk, before, after, padded_length, circular = self.span
         count = chunks.stop - chunks.start
         if self.document_ids is None and chunks.start >= before and (chunks.stop + after) * chunk <= self.length:
             chunks = slice(chunks.start, chunks.start + 1)
         slots = torch.arange((chunks.start - before) * chunk, (chunks.stop + after) * chunk, device=self.device)
-        own: Tensor = slots[before * chunk : len(slots) - after * chunk].unflatten(0, (-1, chunk))
-        around = (slots % whole if joined else slots).unfold(0, (before + 1 + after) * chunk, chunk)[:, None]
-        pattern = self.pattern.sees(own, around)
-        seen = ((around >= 0) & (around < self.length))[None]
-        seen = seen if pattern is None else seen & pattern
+        queries: Tensor = slots[before * chunk : len(slots) - after * chunk].unflatten(0, (-1, chunk))
+        keys = (slots % padded_length if circular else slots).unfold(0, (before + 1 + after) * chunk, chunk)[:, None]
+        pattern = self.pattern.mask(queries, keys)
+        visible = ((keys >= 0) & (keys < self.length))[None]
+        visible = visible if pattern is None else visible & pattern
         if self.document_ids is not None:
             document_ids = F.pad(self.document_ids[rows], (0, 1), value=-1)
-            asker, answerer = (document_ids[:, part.clamp(0, self.length)] for part in (own, around))
-            seen = seen & (asker[..., None] == answerer)
-        hidden = ~(seen | (around == own[..., None]))
-        hide = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
-        return hide.expand(-1, count, -1, -1)
+            of_query, of_key = (document_ids[:, part.clamp(0, self.length)] for part in (queries, keys))
+            visible = visible & (of_query[..., None] == of_key)
+        hidden = ~(visible | (keys == queries[..., None]))
+        mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+        return mask.expand(-1, count, -1, -1)

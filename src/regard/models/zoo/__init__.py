@@ -1,4 +1,4 @@
-"""The zoo: every model of the lineage is one readable function, arguments in, a description out."""
+"""The zoo: every model of the lineage is one function from its arguments to a description."""
 
 from regard.models.zoo.bert import bert
 from regard.models.zoo.elmo import elmo
@@ -10,15 +10,5 @@ from regard.models.zoo.t5 import t5
 from regard.models.zoo.transformer import transformer
 
 __all__ = [
-    "bahdanau",
-    "bert",
-    "elmo",
-    "gpt2",
-    "lstm_lm",
-    "luong",
-    "reformer",
-    "seq2seq",
-    "sha_rnn",
-    "t5",
-    "transformer",
-]
+    "bahdanau", "bert", "elmo", "gpt2", "lstm_lm", "luong", "reformer", "seq2seq", "sha_rnn", "t5", "transformer",
+]  # fmt: skip

@@ -1,15 +1,15 @@
-"""TODO."""
+"""ELMo, embeddings from language models (Peters 2018): a character CNN below a bidirectional language model (biLM)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from regard.layers.bidirectional import Apart, Projected
-from regard.layers.character_cnn import Spelled
+from regard.layers.bidirectional import BidirectionalLSTM, ProjectedLSTM
+from regard.layers.character_cnn import CharacterCNN
 from regard.layers.embedding import Embed
 from regard.layers.join import Replace
 from regard.models.model import Model, Stack
-from regard.models.readouts import BothWays, Vocabulary
+from regard.models.readouts import BidirectionalVocabulary, Vocabulary
 
 
 def elmo(
@@ -18,22 +18,24 @@ def elmo(
     width: int | None = None,
     inner: int | None = None,
     depth: int = 2,
-    embed: Spelled | Embed | None = None,
+    embed: CharacterCNN | Embed | None = None,
     clip: float | None = 3.0,
     skip: bool = True,
     dropout: float = 0.1,
 ) -> Model:
-    """Embeddings from language models (Peters 2018): one reads from the left, one from the right, words by letters.
+    """ELMo (Peters 2018): a forward and a backward LSTM language model over character-based word vectors.
 
-    `size`: as published, 13.6, 28 and 93.6 million numbers below the words; `width` (of both readers together), `inner`
-    (of each cell) and `embed` say otherwise: `embed = "embed"` looks words up, however they are spelled.
+    `size`: a published one, of 13.6, 28 or 93.6 million parameters without the readout. `width` (of both directions
+    together), `inner` (of each cell state) and `embed` override it; `embed = "embed"` is an ordinary embedding table.
     """
-    wide, cells, highways = {"small": (256, 1024, 1), "medium": (512, 2048, 1), "original": (1024, 4096, 2)}[size]
-    cell = Projected(inner or cells, clip_held=clip, clip_shown=clip)
-    above = (Apart(cell, skip=skip),)
+    published_width, published_inner, highways = {
+        "small": (256, 1024, 1), "medium": (512, 2048, 1), "original": (1024, 4096, 2),
+    }[size]  # fmt: skip
+    cell = ProjectedLSTM(inner or published_inner, cell_clip=clip, projection_clip=clip)
+    first, upper = (BidirectionalLSTM(cell),), (BidirectionalLSTM(cell, skip=skip),)
     return Model(
-        width or wide,
-        embed=embed or Spelled(highways=highways, dropout=dropout),
-        encoder=Stack(((Apart(cell),), *(depth - 1) * (above,)), Replace(), dropout),
-        readout=BothWays(Vocabulary(tied=False, biased=True)),
+        width or published_width,
+        embed=embed or CharacterCNN(highways=highways, dropout=dropout),
+        encoder=Stack((first, *(depth - 1) * (upper,)), Replace(), dropout),
+        readout=BidirectionalVocabulary(Vocabulary(tied=False, biased=True)),
     )

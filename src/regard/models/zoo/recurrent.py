@@ -1,13 +1,13 @@
-"""TODO."""
+"""Recurrent models: seq2seq (Sutskever 2014), Bahdanau's and Luong's attention (2014, 2015), an LSTM language model."""
 
 from __future__ import annotations
 
-from regard.layers.attention_decoder import After, Attentional, Attentive, Before
+from regard.layers.attention_decoder import AttentionalVector, AttentionDecoder
 from regard.layers.embedding import Embed
 from regard.layers.join import PreNorm, Replace, TwinNorm
-from regard.layers.patterns import Everything, SourcePattern
-from regard.layers.recurrent import GRU, LSTM, Bridged, Carried, Cell, Reads, Recurrent
-from regard.layers.scores import Additive, AnyScore, General
+from regard.layers.patterns import Full, Pattern
+from regard.layers.recurrent import GRU, LSTM, Cell, Copied, Direction, Projected, Recurrent
+from regard.layers.scores import Additive, General, Score
 from regard.models.model import AnySublayer, Model, Stack
 from regard.models.readouts import Vocabulary
 
@@ -17,18 +17,18 @@ def seq2seq(
     depth: int = 4,
     *,
     cell: Cell = LSTM(),  # noqa: B008 (descriptions are frozen)
-    reads: Reads = "backward",
+    direction: Direction = "backward",
     dropout: float = 0.0,
     tied: bool = False,
     shared: bool = False,
 ) -> Model:
-    """Sequence to sequence learning (Sutskever 2014): all the decoder knows of the source is the encoder's last state.
+    """Sequence to sequence learning (Sutskever 2014): the decoder knows the source only by the encoder's final state.
 
-    `reads`: "backward" is the paper's reversed source, which brings first words near each other.
+    `direction`: "backward" is the paper's reversed source, which brings the first words of both sides close together.
     """
-    encoder = Recurrent(cell, depth, reads, dropout)
-    decoder = Recurrent(cell, depth, dropout=dropout, begin=Carried())
-    return _recurrent(width, (encoder,), (decoder,), dropout, tied, shared)
+    encoder = Recurrent(cell, depth, direction, dropout)
+    decoder = Recurrent(cell, depth, dropout=dropout, initial_state=Copied())
+    return _encoder_decoder(width, (encoder,), (decoder,), dropout, tied, shared)
 
 
 def bahdanau(
@@ -36,20 +36,20 @@ def bahdanau(
     depth: int = 1,
     *,
     cell: Cell = GRU(),  # noqa: B008
-    reads: Reads = "both",
-    score: AnyScore = Additive(),  # noqa: B008
-    pattern: SourcePattern = Everything(),  # noqa: B008
+    direction: Direction = "bidirectional",
+    score: Score = Additive(),  # noqa: B008
+    pattern: Pattern = Full(),  # noqa: B008
     dropout: float = 0.0,
     tied: bool = False,
     shared: bool = False,
 ) -> Model:
-    """Learning to align and translate (Bahdanau 2014): the decoder's last state asks the source before its cell reads.
+    """Learning to align and translate (Bahdanau 2014): the decoder attends with its previous state, before its cell.
 
     Each direction of the encoder has half the width.
     """
-    encoder = Recurrent(cell, depth, reads, dropout)
-    decoder = Attentive(Before(), cell, depth, score, pattern, Bridged(), dropout)
-    return _recurrent(width, (encoder,), (decoder,), dropout, tied, shared)
+    encoder = Recurrent(cell, depth, direction, dropout)
+    decoder = AttentionDecoder("before", cell, depth, score, pattern, Projected(), dropout)
+    return _encoder_decoder(width, (encoder,), (decoder,), dropout, tied, shared)
 
 
 def luong(
@@ -57,27 +57,29 @@ def luong(
     depth: int = 4,
     *,
     cell: Cell = LSTM(),  # noqa: B008
-    reads: Reads = "backward",
-    score: AnyScore = General(),  # noqa: B008
-    pattern: SourcePattern = Everything(),  # noqa: B008
-    feeding: bool = True,
+    direction: Direction = "backward",
+    score: Score = General(),  # noqa: B008
+    pattern: Pattern = Full(),  # noqa: B008
+    input_feeding: bool = True,
     dropout: float = 0.2,
     tied: bool = False,
     shared: bool = False,
 ) -> Model:
-    """Effective approaches to attention (Luong 2015): the decoder's new state asks the source after its cell has read.
+    """Effective approaches to attention (Luong 2015): the decoder attends with its new state, after its cell.
 
-    `see`: everything ("global"), local_m or local_p. `feeding`: what came of asking is read beside the next token;
-    without it no step waits for another, and the whole target is read at once. `score = "uniform"` is mean pooling.
+    `pattern`: full (the paper's global attention), local_m or local_p. `input_feeding`: the next step reads the
+    attentional vector; without it no step depends on attention, and training runs over the whole target at once.
+    `score = "uniform"` is mean pooling.
     """
-    encoder = Recurrent(cell, depth, reads, dropout)
-    begin = Carried() if reads != "both" else Bridged()
-    waiting = (Attentive(After(), cell, depth, score, pattern, begin, dropout),)
-    at_once = Recurrent(cell, depth, dropout=dropout, begin=begin), Attentional(score, pattern)
-    return _recurrent(width, (encoder,), waiting if feeding else at_once, dropout, tied, shared)
+    encoder = Recurrent(cell, depth, direction, dropout)
+    initial = Copied() if direction != "bidirectional" else Projected()
+    decoder: tuple[AnySublayer, ...] = (AttentionDecoder("after", cell, depth, score, pattern, initial, dropout),)
+    if not input_feeding:
+        decoder = Recurrent(cell, depth, dropout=dropout, initial_state=initial), AttentionalVector(score, pattern)
+    return _encoder_decoder(width, (encoder,), decoder, dropout, tied, shared)
 
 
-def _recurrent(
+def _encoder_decoder(
     width: int,
     encoder: tuple[AnySublayer, ...],
     decoder: tuple[AnySublayer, ...],
@@ -85,7 +87,7 @@ def _recurrent(
     tied: bool,
     shared: bool,
 ) -> Model:
-    """An encoder and a decoder of one layer each, with neither residual nor norm."""
+    """An encoder and a decoder of one layer each, without residual connections and norms."""
     return Model(
         width,
         embed=Embed(scaled=True, dropout=dropout),
@@ -104,9 +106,9 @@ def lstm_lm(
     dropout: float = 0.1,
     tied: bool = True,
 ) -> Model:
-    """A language model of LSTM layers and nothing else, against which `sha_rnn` is held.
+    """A language model of LSTM layers only, the baseline of `sha_rnn`.
 
-    `join`: "replace" is how LSTMs were stacked at first; deep ones then hardly begin to learn.
+    `join`: "replace" stacks the LSTMs without residual connections, as at first; deep stacks of them hardly train.
     """
     return Model(
         width,

@@ -1,4 +1,4 @@
-"""The models of the lineage, each one readable function: arguments in, a description out."""
+"""SHA-RNN, the single headed attention RNN (Merity 2019): an LSTM language model with one attention head."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ def sha_rnn(
     dropout: float = 0.1,
     tied: bool = True,
 ) -> Model:
-    """Single headed attention RNN (Merity 2019): in each layer an LSTM and Boom, in one of them a gated attention.
+    """The single headed attention RNN (Merity 2019): an LSTM and a Boom layer per layer, gated attention in one.
 
-    `attention`: which layers attend, the first being 0; () is the paper's version without. `inner`: of Boom, 4 widths.
-    Unlike the published code, an LSTM's answer is added to the stream and does not replace it, queries are made of the
-    same normed states that are remembered, nothing is dropped of attention's inside, and matrices begin as Glorot's.
+    `attention`: the layers with attention, counted from 0; () is the paper's version without. `inner`: the width of
+    Boom, by default 4 * width. Unlike the published code, the LSTM's output is added to the stream instead of replacing
+    it, queries and keys come from the same normed states, attention has no dropout, and initialisation is Glorot's.
     """
     layers = {"before_last": (max(0, depth - 2),) if depth > 0 else (), "all": tuple(range(depth))}
     attending = layers[attention] if isinstance(attention, str) else attention
     if any(not 0 <= layer < depth for layer in attending):
         raise InputError(f"layers {list(attending)} cannot all attend (model.attention). Use 0 to {depth - 1}.")
-    cell, look = Recurrent(LSTM()), GatedAttention(heads, Window(window))
-    feed = Boom(inner or 4 * width, dropout=dropout)
+    lstm, gated_attention = Recurrent(LSTM()), GatedAttention(heads, Window(window))
+    boom = Boom(inner or 4 * width, dropout=dropout)
     return Model(
         width,
         embed=Embed(dropout=dropout),
         decoder=Stack(
-            tuple((cell, look, feed) if layer in attending else (cell, feed) for layer in range(depth)),
+            tuple((lstm, gated_attention, boom) if layer in attending else (lstm, boom) for layer in range(depth)),
             TwinNorm(),
             dropout,
         ),

@@ -1,28 +1,27 @@
-"""TODO."""
+"""The Transformer (Vaswani 2017), an encoder-decoder of attention and feed-forward layers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.join import PostNorm, PreNorm
 from regard.layers.patterns import Causal
-from regard.layers.positions import Axial, Concatenated, Embedded, Learned, RelativeBias, Rotary, Sinusoid, at
+from regard.layers.positions import Position, Sinusoid, position_for
 from regard.layers.reversible import Reversible
-from regard.layers.scores import AnyScore, Dot
+from regard.layers.scores import Dot, Score
 from regard.models.model import Model, Stack
 from regard.models.readouts import Vocabulary
 
 
 def sized(
-    chosen: tuple[int, ...], width: int | None, depth: int | None, heads: int | None
+    published: tuple[int, ...], width: int | None, depth: int | None, heads: int | None
 ) -> tuple[int, int, int]:  # fmt: skip
-    """Width, depth and heads as a size has them, where nothing else is said; 64 a head in another width."""
-    even = chosen[2] if width is None else max(1, width // 64)
-    return width or chosen[0], depth or chosen[1], heads or even
+    """Width, depth and heads: the caller's, else those of a published size; another width has heads of 64."""
+    default_heads = published[2] if width is None else max(1, width // 64)
+    return width or published[0], depth or published[1], heads or default_heads
 
 
 def transformer(
@@ -33,29 +32,30 @@ def transformer(
     inner: int | None = None,
     decoder_depth: int | None = None,
     dropout: float = 0.1,
-    score: AnyScore = Dot(),  # noqa: B008
-    position: Sinusoid | Learned | Axial | Concatenated | Rotary | RelativeBias | None = Sinusoid(),  # noqa: B008
+    score: Score = Dot(),  # noqa: B008
+    position: Position | None = Sinusoid(),  # noqa: B008
     join: PostNorm | PreNorm | Reversible = PostNorm(),  # noqa: B008
     activation: Activation = "relu",
     tied: bool = True,
     shared: bool = True,
 ) -> Model:
-    """The Transformer of "Attention Is All You Need" (Vaswani 2017); as it stands, its base model.
+    """The Transformer of "Attention Is All You Need" (Vaswani 2017); the defaults are its base model.
 
-    `tied`: the readout is the target's embedding (two-way tying); `shared`: so is the source's (three-way).
-    Dropout falls on embeddings and on what sublayers say, never on attention weights, as the paper has it.
+    `tied`: the readout has the weights of the target embedding (two-way tying); `shared`: the source embedding has them
+    too (three-way tying). Dropout is on embeddings and sublayer outputs, never on attention weights, as in the paper.
     """
-    feed = FeedForward(inner or 4 * width, activation)
-    rotary = cast(Rotary | None, at("attention", position))
-    bias = cast(RelativeBias | None, at("stack", position))
-    look = SelfAttention(heads, score=score, position=rotary)
-    look_back = replace(look, pattern=Causal())
-    look_over = CrossAttention(heads, score=score)
+    self_attention = SelfAttention(heads, score=score, position=position_for("attention", position))
+    causal_attention = replace(self_attention, pattern=Causal())
+    cross_attention = CrossAttention(heads, score=score)
+    feed_forward = FeedForward(inner or 4 * width, activation)
+    encoder_layer = self_attention, feed_forward
+    decoder_layer = causal_attention, cross_attention, feed_forward
+    bias = position_for("stack", position)
     return Model(
         width,
-        embed=Embed(cast("Embedded | None", at("embedding", position)), True, dropout),
-        encoder=Stack(depth * ((look, feed),), join, dropout, bias),
-        decoder=Stack((decoder_depth or depth) * ((look_back, look_over, feed),), join, dropout, bias),
+        embed=Embed(position_for("embedding", position), scaled=True, dropout=dropout),
+        encoder=Stack(depth * (encoder_layer,), join, dropout, bias),
+        decoder=Stack((decoder_depth or depth) * (decoder_layer,), join, dropout, bias),
         readout=Vocabulary(tied=tied),
         shared=shared,
     )

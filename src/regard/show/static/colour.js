@@ -1,4 +1,4 @@
-// Colours come from the style sheet's custom properties, so that themes and print need no second copy.
+// Colours come from the style sheet's custom properties, so themes and print need no second copy.
 
 const knownRamps = new Map();
 
@@ -7,12 +7,12 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// The colour of a head, from eight that colour-blind people can tell apart; further heads begin again.
+// The colour of a head, one of eight that colour-blind people can tell apart; more heads repeat them.
 export function headColour(head) {
   return colour(`--head-${head % 8}`);
 }
 
-// What was worked out for a theme is forgotten when the theme changes.
+// Clear the cached palettes when the theme changes.
 export function forgetColours() {
   knownRamps.clear();
 }
@@ -27,7 +27,7 @@ function channels(text) {
 export function palette(name = "ramp") {
   if (!knownRamps.has(name)) {
     const stops = [];
-    for (let place = 0; colour(`--${name}-${place}`); place++) stops.push(channels(colour(`--${name}-${place}`)));
+    for (let at = 0; colour(`--${name}-${at}`); at++) stops.push(channels(colour(`--${name}-${at}`)));
     const packed = new Uint32Array(256);
     const bytes = new Uint8ClampedArray(packed.buffer);
     for (let level = 0; level < 256; level++) {
@@ -48,13 +48,13 @@ export function shade(share, name = "ramp") {
   return `rgb(${bytes[level]} ${bytes[level + 1]} ${bytes[level + 2]})`;
 }
 
-// How strong a weight is drawn: the root lets faint ones be seen too; among very many keys, the cube root.
+// The strength in which a weight is drawn: the square root keeps small weights visible; with very many keys, the cube root.
 export function strength(weight, most = 1, keys = 1) {
   const share = Math.min(1, weight / most);
   return !(weight > 0) ? 0 : keys > 512 ? Math.cbrt(share) : Math.sqrt(share);
 }
 
-// Draw rows x columns of values onto a canvas of that many pixels; `of` says the share 0..1 of a value.
+// Draw rows x columns of values onto a canvas of that many pixels; `of` maps a value to a share 0..1.
 export function paint(canvas, data, rows, columns, of = strength, name = "ramp") {
   canvas.width = columns;
   canvas.height = rows;

@@ -1,19 +1,19 @@
-// Elements, and text that is only ever text.
+// DOM elements, and text that never becomes markup.
 
-const seenJoiners = "\u200c\u200d"; // scripts need these two to look right
-const wideLetter = /[▁\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Extended_Pictographic}\uff00-\uff60]/u;
+const joiners = "\u200c\u200d"; // some scripts need these two
+const wideCharacter = /[▁\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}\p{Extended_Pictographic}\uff00-\uff60]/u;
 const hiddenCharacters = /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu;
 
-// Invisible or order-changing characters written out: NUL is ␀, a right-to-left override ‹202E›.
+// Invisible and direction-changing characters written out: NUL is ␀, a right-to-left override ‹202E›.
 export function visible(text) {
   return String(text).replace(hiddenCharacters, (character) => {
-    if (seenJoiners.includes(character)) return character;
+    if (joiners.includes(character)) return character;
     const code = character.codePointAt(0);
     return code < 0x20 ? String.fromCharCode(0x2400 + code) : `‹${code.toString(16).toUpperCase().padStart(4, "0")}›`;
   });
 }
 
-// Three significant digits; nothing known is a dash.
+// Three significant digits; an unknown value is a dash.
 export function number(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
@@ -24,15 +24,15 @@ export function number(x) {
   return text.replace("-", "−");
 }
 
-// A token cut to a length that a label can have; the end of a long one counts less than its beginning.
-export function label(text, longest = 18) {
-  const letters = Array.from(visible(text));
-  let [room, whole] = [longest, 0];
-  for (let at = 0; at < letters.length && room >= 0; at++) {
-    room -= wideLetter.test(letters[at]) ? 2 : 1;
+// A token cut to the length of a label.
+export function label(text, maxLength = 18) {
+  const characters = Array.from(visible(text));
+  let [room, whole] = [maxLength, 0];
+  for (let at = 0; at < characters.length && room >= 0; at++) {
+    room -= wideCharacter.test(characters[at]) ? 2 : 1;
     if (room >= 1) whole = at + 1;
   }
-  return room >= 0 ? letters.join("") : letters.slice(0, whole).join("") + "…";
+  return room >= 0 ? characters.join("") : characters.slice(0, whole).join("") + "…";
 }
 
 function filled(node, attributes, children) {
@@ -41,7 +41,7 @@ function filled(node, attributes, children) {
     if (typeof value === "function") node.addEventListener(name.replace(/^on/, ""), value);
     else node.setAttribute(name, value === true ? "" : String(value));
   }
-  // Strings become text nodes, so nothing that stands in them is ever markup.
+  // Strings become text nodes, never markup.
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
@@ -55,7 +55,7 @@ export function svg(tag, attributes, ...children) {
   return filled(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 }
 
-// A token as an element of its own direction, so that it never turns its neighbours round.
+// A token as an element with its own writing direction.
 export function word(text, attributes) {
   return element("bdi", attributes, visible(text));
 }
@@ -73,7 +73,7 @@ export function sharp(canvas, width, height, scale = window.devicePixelRatio || 
   return context;
 }
 
-// The one tooltip of the page, `#value`: what stands under the pointer, in full precision for whoever reads the page by script.
+// The tooltip of the page, `#value`: the value under the pointer, in full precision for scripts that read the page.
 // lines: strings, the first one strong. data: {row, column, value} become data-row, data-column, data-value.
 export function showValue(x, y, lines, data = {}) {
   let tip = document.getElementById("value");
@@ -81,7 +81,7 @@ export function showValue(x, y, lines, data = {}) {
     tip = element("div", {id: "value", role: "tooltip"});
     document.body.append(tip);
   }
-  tip.replaceChildren(...lines.map((line, place) => element(place ? "span" : "b", {}, word(line))));
+  tip.replaceChildren(...lines.map((line, at) => element(at ? "span" : "b", {}, word(line))));
   for (const name of ["row", "column", "value"]) {
     if (data[name] === undefined || data[name] === null) delete tip.dataset[name];
     else tip.dataset[name] = String(data[name]);
@@ -98,13 +98,13 @@ export function hideValue() {
   if (tip) tip.hidden = true;
 }
 
-// f at most once a frame, however often it is asked for; paper does not wait for frames.
+// f at most once per frame; print does not wait for frames.
 export function framed(f) {
-  let asked = 0;
+  let frame = 0;
   return () => {
     if (matchMedia("print").matches) return f();
-    asked ||= requestAnimationFrame(() => {
-      asked = 0;
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
       f();
     });
     return undefined;

@@ -1,4 +1,4 @@
-// Read the data, settle what is selected, mount the views.
+// Entry point: read the data, validate the selection, mount the views.
 import {element, framed, hideValue, visible} from "./dom.js";
 import {forgetColours} from "./colour.js";
 import {State} from "./state.js";
@@ -7,66 +7,66 @@ import {chosenMatrix, chosenRow, summariesFor} from "./merge.js";
 import {views} from "./views.js";
 import {Shell} from "./shell.js";
 
-// What every view is given.
+// The context of every view.
 class App {
   constructor(page, blob, state) {
     [this.page, this.state] = [page, state];
     this.store = new Store(page, blob);
   }
 
-  look() {
-    return this.page.looks[this.state.get("look")];
+  trace() {
+    return this.page.traces[this.state.get("trace")];
   }
 
   // The selected layer, or null for a model without attention.
   layer() {
-    return this.look().layers.find((layer) => layer.name === this.state.get("layer")) ?? null;
+    return this.trace().layers.find((layer) => layer.name === this.state.get("layer")) ?? null;
   }
 
   views() {
-    return views.filter((view) => view.fits(this.look(), this.page));
+    return views.filter((view) => view.fits(this.trace(), this.page));
   }
 
-  // Head, summary and words, as they are chosen.
+  // The selected head, summary and words.
   choice() {
     return {head: this.state.get("head"), summary: this.state.get("summary"), words: this.state.get("words")};
   }
 
-  // What the choice means: the matrix of the selected layer, and a row of it for a token of the layer's rows.
+  // The selected matrix, and a row of it for a token of the layer's rows.
   matrix() {
-    return chosenMatrix(this.store, this.look(), this.layer(), this.choice());
+    return chosenMatrix(this.store, this.trace(), this.layer(), this.choice());
   }
 
   row(token) {
-    return chosenRow(this.store, this.look(), this.layer(), this.choice(), token);
+    return chosenRow(this.store, this.trace(), this.layer(), this.choice(), token);
   }
 
-  // Tell a screen reader.
-  say(text) {
-    document.getElementById("said").textContent = visible(text);
+  // Announce a text to screen readers.
+  announce(text) {
+    document.getElementById("status").textContent = visible(text);
   }
 }
 
-// The head that aligns best, where one does; else the first of all.
-function tellingHead(look) {
-  let best = {layer: look.layers[0]?.name ?? "", head: 0, alignment: -1};
-  for (const {name, alignment} of look.layers) {
-    (alignment ?? []).forEach((value, head) => {
-      if (value > best.alignment) best = {layer: name, head, alignment: value};
+// The cross-attention head of highest confidence; without cross-attention the first head.
+function initialHead(trace) {
+  let best = {layer: trace.layers[0]?.name ?? "", head: 0, confidence: -1};
+  for (const {name, confidence} of trace.layers) {
+    (confidence ?? []).forEach((value, head) => {
+      if (value > best.confidence) best = {layer: name, head, confidence: value};
     });
   }
   return {layer: best.layer, head: best.head};
 }
 
-// What must change for the selection to exist: an address may come from another page.
-function settled(app) {
+// The changes that make the selection valid: an address may come from another page.
+function corrections(app) {
   const {state, page} = app;
   const within = (value, count) => (Number.isInteger(value) && value >= 0 && value < count ? value : null);
-  const changes = {look: within(state.get("look"), page.looks.length) ?? 0};
-  const look = page.looks[changes.look];
-  let layer = look.layers.find(({name}) => name === state.get("layer"));
-  if (!layer) Object.assign(changes, tellingHead(look), state.get("head") ? {head: state.get("head")} : {}); // a head that the address names stays
-  layer ??= look.layers.find(({name}) => name === changes.layer);
+  const changes = {trace: within(state.get("trace"), page.traces.length) ?? 0};
+  const trace = page.traces[changes.trace];
+  let layer = trace.layers.find(({name}) => name === state.get("layer"));
+  if (!layer) Object.assign(changes, initialHead(trace), state.get("head") ? {head: state.get("head")} : {}); // keep a head that the address names
+  layer ??= trace.layers.find(({name}) => name === changes.layer);
   if (layer) {
     changes.head = within(changes.head ?? state.get("head"), layer.heads) ?? 0;
     changes.row = within(state.get("row"), layer.queries);
@@ -76,21 +76,21 @@ function settled(app) {
     const heads = (state.get("heads") ?? []).filter?.((head) => within(head, layer.heads) !== null) ?? [];
     changes.heads = heads.length ? heads : null;
   }
-  const fitting = views.filter((view) => view.fits(look, page));
+  const fitting = views.filter((view) => view.fits(trace, page));
   if (!fitting.some((view) => view.name === state.get("view"))) changes.view = fitting[0]?.name ?? "";
   if (!["auto", "light", "dark"].includes(state.get("theme"))) changes.theme = "auto";
   return changes;
 }
 
-// Show a page; returns a function that takes it away again.
-function shown(page, blob, state, asked = null) {
+// Mount a page; returns a function that unmounts it.
+function mountPage(page, blob, state, request = null) {
   const app = new App(page, blob, state);
-  if (page.looks.length > 1 && !state.given) state.set({view: "compare"}); // what several looks are there for
-  app.asked = asked; // {text, target} in a live page
-  state.set(settled(app));
-  app.replace = (answer, question) => {
+  if (page.traces.length > 1 && !state.given) state.set({view: "compare"}); // the view for several traces
+  app.request = request; // {text, target} of a live page
+  state.set(corrections(app));
+  app.replace = (answer, next) => {
     end();
-    shown(answer.page, (n) => fromBase64(answer.blobs[n]), state, question);
+    mountPage(answer.page, (n) => fromBase64(answer.blobs[n]), state, next);
   };
   const shell = new Shell(app);
   for (const node of [...document.body.children]) if (node.localName !== "script") node.remove(); // the data stays
@@ -104,17 +104,17 @@ function shown(page, blob, state, asked = null) {
     const view = app.views().find(({name}) => name === state.get("view"));
     const root = element("div", {class: "root", "data-view": view?.name ?? "none"});
     shell.view.replaceChildren(root);
-    mounted = view ? {view, root, look: app.look(), handle: view.mount(root, app)} : null;
+    mounted = view ? {view, root, trace: app.trace(), handle: view.mount(root, app)} : null;
     shell.handle = mounted?.handle ?? null;
-    if (!view) root.append(element("p", {class: "quiet"}, "This model has no attention: there is nothing to see."));
+    if (!view) root.append(element("p", {class: "quiet"}, "This model has no attention layers: there is nothing to show."));
   };
   const update = (names) => {
-    const changes = settled(app);
+    const changes = corrections(app);
     if (Object.keys(changes).some((name) => String(changes[name]) !== String(state.get(name)))) return state.set(changes);
-    if (names.includes("theme")) dress(state.get("theme"));
+    if (names.includes("theme")) applyTheme(state.get("theme"));
     shell.update(names);
     try {
-      const other = mounted?.look !== app.look() && !mounted?.view.all;
+      const other = mounted?.trace !== app.trace() && !mounted?.view.all;
       if (mounted?.view.name !== state.get("view") || other) mount();
       Promise.resolve(mounted?.handle.update(names)).catch(failed);
     } catch (error) {
@@ -127,7 +127,7 @@ function shown(page, blob, state, asked = null) {
     update(["theme"]);
   };
   const [dark, paper] = [matchMedia("(prefers-color-scheme: dark)"), matchMedia("print")];
-  // What was typed, even if a change that waited for its turn has been written over it since.
+  // The typed address, even if a delayed change has overwritten it since.
   const addressed = (event) => state.read(new URL(event.newURL).hash);
   const unwatch = state.watch(update);
   window.addEventListener("resize", resized);
@@ -143,13 +143,13 @@ function shown(page, blob, state, asked = null) {
     paper.removeEventListener("change", repainted);
     mounted?.handle.unmount?.();
   };
-  dress(state.get("theme"));
+  applyTheme(state.get("theme"));
   update(["view"]);
   document.documentElement.dataset.ready = "yes";
   return end;
 }
 
-function dress(theme) {
+function applyTheme(theme) {
   if (theme === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = theme;
   forgetColours();
@@ -159,5 +159,5 @@ const given = document.getElementById("regard");
 if (given) {
   const inline = [...document.querySelectorAll('script[type="application/octet-stream"]')];
   const texts = new Map(inline.map((node) => [node.id, node]));
-  shown(JSON.parse(given.textContent), (n) => fromBase64(texts.get(`blob-${n}`).textContent), new State(location.hash));
+  mountPage(JSON.parse(given.textContent), (n) => fromBase64(texts.get(`blob-${n}`).textContent), new State(location.hash));
 }

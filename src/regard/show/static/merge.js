@@ -1,35 +1,35 @@
-// Subwords merged into words, and heads and layers into one matrix.
+// Attention summaries: subwords merged into words, heads and layers into one matrix.
 
 export const summaries = {
-  head: "single head", mean: "mean", maximum: "maximum", rollout: "rollout", norm: "norm-weighted",
+  head: "single head", mean: "mean", maximum: "maximum", rollout: "attention rollout", norm: "norm-weighted",
 };
 
-// Which word a token belongs to.
+// The word of a token.
 export function wordAt(side, token) {
-  let [low, high] = [0, side.words.length - 1];
+  let [low, high] = [0, side.word_spans.length - 1];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (side.words[middle][1] <= token) low = middle + 1;
+    if (side.word_spans[middle][1] <= token) low = middle + 1;
     else high = middle;
   }
   return low;
 }
 
-// The row or column of what is drawn (a word, or a token) at which a token stands, and the first token of one.
+// The unit (a token, or a word if words are merged) of a token, and the first token of a unit.
 export function unitAt(side, words, token) {
   return words ? wordAt(side, token) : token;
 }
 
 export function tokenAt(side, words, unit) {
-  return words ? side.words[unit][0] : unit;
+  return words ? side.word_spans[unit][0] : unit;
 }
 
-// The texts of what is drawn: words or tokens.
+// The texts of the units: words or tokens.
 export function textsOf(side, words) {
   return words ? side.word_texts : side.tokens;
 }
 
-// Keys of a word add up.
+// Sum over the keys of a word.
 export function mergedKeys(row, spans) {
   const made = new Float32Array(spans.length);
   spans.forEach(([start, stop], word) => {
@@ -38,7 +38,7 @@ export function mergedKeys(row, spans) {
   return made;
 }
 
-// Keys of a word add up, queries of a word are averaged, so rows still sum to one.
+// Sum over the keys of a word, mean over its queries: rows still sum to one.
 export function mergedMatrix({rows, columns, data}, rowSpans, columnSpans) {
   const made = new Float32Array(rowSpans.length * columnSpans.length);
   rowSpans.forEach(([start, stop], r) => {
@@ -50,7 +50,7 @@ export function mergedMatrix({rows, columns, data}, rowSpans, columnSpans) {
   return {rows: rowSpans.length, columns: columnSpans.length, data: made};
 }
 
-// Heads as one: data is H x size.
+// The mean over heads; data is H x size.
 function meanOf(data, heads) {
   const size = data.length / heads;
   const made = new Float32Array(size);
@@ -65,13 +65,13 @@ function maximumOf(data, heads) {
   return made;
 }
 
-// Each weight times the length of what it brings (Kobayashi 2020); rows no longer sum to one.
+// Weights times the norms of the transformed values (Kobayashi 2020); rows no longer sum to one.
 function normWeighted(data, norms, columns) {
   return data.map((weight, at) => weight * norms[at % columns]);
 }
 
-// Half the attention, half what stays: one layer more of Abnar and Zuidema's rollout.
-function rolledOn(before, layer, size) {
+// One more layer of attention rollout: half attention, half residual connection (Abnar 2020).
+function rolloutStep(before, layer, size) {
   const made = new Float32Array(size * size);
   for (let t = 0; t < size; t++) {
     let sum = 1;
@@ -87,13 +87,13 @@ function rolledOn(before, layer, size) {
 
 const isSelf = (layer) => layer.rows === layer.columns && layer.queries === layer.keys;
 
-// Which summaries can be made of a layer: of a long text only those that pooled weights are enough for.
+// The summaries of a layer; a long text has only those that pooled weights allow.
 export function summariesFor(layer) {
   if (!layer.weights) return ["head", "maximum"];
-  return ["head", "mean", "maximum", ...(isSelf(layer) && layer.rolls ? ["rollout"] : []), ...(layer.norms ? ["norm"] : [])];
+  return ["head", "mean", "maximum", ...(isSelf(layer) && layer.rollout ? ["rollout"] : []), ...(layer.value_norms ? ["norm"] : [])];
 }
 
-async function summed(store, look, layer, head, summary) {
+async function summaryMatrix(store, trace, layer, head, summary) {
   const {queries: rows, keys: columns, heads} = layer;
   if (!layer.weights) {
     const {size, weights} = layer.pooled;
@@ -106,15 +106,15 @@ async function summed(store, look, layer, head, summary) {
   if (summary === "mean") return {rows, columns, data: meanOf(data, heads)};
   if (summary === "maximum") return {rows, columns, data: maximumOf(data, heads)};
   if (summary === "norm") {
-    const norms = (await store.tensor(layer.norms)).data.subarray(head * columns, (head + 1) * columns);
+    const norms = (await store.tensor(layer.value_norms)).data.subarray(head * columns, (head + 1) * columns);
     return {rows, columns, data: normWeighted(one, norms, columns)};
   }
   if (summary === "rollout") {
     let made = new Float32Array(rows * rows);
     for (let t = 0; t < rows; t++) made[t * rows + t] = 1;
-    for (const below of look.layers) {
+    for (const below of trace.layers) {
       if (below.rows !== layer.rows || !isSelf(below) || !below.weights) continue;
-      made = rolledOn(made, meanOf((await store.tensor(below.weights)).data, below.heads), rows);
+      made = rolloutStep(made, meanOf((await store.tensor(below.weights)).data, below.heads), rows);
       if (below === layer) break;
     }
     return {rows, columns, data: made};
@@ -122,30 +122,29 @@ async function summed(store, look, layer, head, summary) {
   return {rows, columns, data: one};
 }
 
-// What a choice of head, summary and words means for a layer: {rows, columns, data, pooled, most: what counts as strong}. A long text without the full
-// weights is pooled: rows and columns are then tiles; there are no words then.
-export function chosenMatrix(store, look, layer, {head = 0, summary = "head", words = false}) {
-  const number = store.page.looks.indexOf(look);
-  const whose = summary === "head" || summary === "norm" ? head : 0;
-  return store.remember(`chosen ${number} ${layer.name} ${whose} ${summary} ${words}`, async () => {
-    const made = await summed(store, look, layer, head, summary);
+// The matrix of a layer for a choice of head, summary and words: {rows, columns, data, pooled, most: the maximum of the colour scale}.
+// A long text without full weights is pooled: its rows and columns are tiles, and words are not merged.
+export function chosenMatrix(store, trace, layer, {head = 0, summary = "head", words = false}) {
+  const number = store.page.traces.indexOf(trace);
+  const owner = summary === "head" || summary === "norm" ? head : 0;
+  return store.cached(`chosen ${number} ${layer.name} ${owner} ${summary} ${words}`, async () => {
+    const made = await summaryMatrix(store, trace, layer, head, summary);
     if (!layer.weights) return {...made, pooled: true, most: 1};
-    const [rows, columns] = [look.sides[layer.rows], look.sides[layer.columns]];
-    const merged = words ? mergedMatrix(made, rows.words, columns.words) : made;
+    const [rows, columns] = [trace.sides[layer.rows], trace.sides[layer.columns]];
+    const merged = words ? mergedMatrix(made, rows.word_spans, columns.word_spans) : made;
     return {...merged, pooled: false, most: summary === "norm" ? merged.data.reduce((most, value) => Math.max(most, value), 0) : 1};
   });
 }
 
-// A row of that matrix for a token of the layer's rows: what is drawn (words or tokens) and their weights. Of a long text
-// this is one head's row, or the greatest over heads.
-export async function chosenRow(store, look, layer, choice, token) {
+// A row of that matrix for a token of the layer's rows. For a long text it is one head's row, or the maximum over heads.
+export async function chosenRow(store, trace, layer, choice, token) {
   if (layer.weights) {
-    const {columns, data} = await chosenMatrix(store, look, layer, choice);
-    const at = unitAt(look.sides[layer.rows], choice.words, token);
+    const {columns, data} = await chosenMatrix(store, trace, layer, choice);
+    const at = unitAt(trace.sides[layer.rows], choice.words, token);
     return data.subarray(at * columns, (at + 1) * columns);
   }
   const heads = choice.summary === "maximum" ? [...Array(layer.heads).keys()] : [choice.head ?? 0];
-  const found = await Promise.all(heads.map((head) => store.row(look, layer, head, token)));
+  const found = await Promise.all(heads.map((head) => store.row(trace, layer, head, token)));
   const most = found[0].slice();
   for (const row of found.slice(1)) row.forEach((weight, s) => (most[s] = Math.max(most[s], weight)));
   return most;

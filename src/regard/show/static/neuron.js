@@ -1,9 +1,9 @@
-// How one weight comes about: query, key, products, scale, softmax, as numbered steps with the model's own numbers.
+// Neuron view: how one attention weight is computed from query, key, scale and softmax, step by step.
 import {element, number, visible} from "./dom.js";
 import {signedBars} from "./plot.js";
-import {chooser, moved, tokenStrip, tokenWord, turns, within} from "./tokens.js";
+import {chooser, moved, tokenStrip, tokenWord, latestCall, within} from "./tokens.js";
 
-const longestTable = 64; // of more keys the weightiest stand in the table
+const maxTableKeys = 64; // of more keys only the top ones are listed
 
 // Row t of head h in a tensor of heads x rows x width.
 function vectorOf({shape, data}, head, t) {
@@ -12,77 +12,77 @@ function vectorOf({shape, data}, head, t) {
   return data.subarray(from, from + wide);
 }
 
-// The parts of one score: what is added up, the sum, and the score it becomes.
-function scored(inside, query, key, vector, bias) {
-  if (inside.kind === "even") return {terms: [], sum: 0, score: 0};
+// The terms of one score, their sum, and the score.
+function scoreOf(inputs, query, key, vector, bias) {
+  if (inputs.kind === "uniform") return {terms: [], sum: 0, score: 0};
   const terms = new Float64Array(query.length);
   for (let i = 0; i < terms.length; i++) {
-    terms[i] = inside.kind === "additive" ? vector[i] * Math.tanh(query[i] + key[i]) : query[i] * key[i];
+    terms[i] = inputs.kind === "additive" ? vector[i] * Math.tanh(query[i] + key[i]) : query[i] * key[i];
   }
   const sum = terms.reduce((a, b) => a + b, 0);
-  const scale = inside.kind === "additive" ? 1 : inside.scale;
+  const scale = inputs.kind === "additive" ? 1 : inputs.scale;
   return {terms, sum, score: scale * sum + bias};
 }
 
-// Scores to weights over the keys that are seen; the others get none.
-export function softmaxOver(scores, seen) {
-  let greatest = -Infinity;
-  scores.forEach((score, s) => seen[s] && (greatest = Math.max(greatest, score)));
-  const powers = Float64Array.from(scores, (score, s) => (seen[s] ? Math.exp(score - greatest) : 0));
-  const sum = powers.reduce((a, b) => a + b, 0);
-  return {greatest, powers, sum, weights: powers.map((power) => (sum > 0 ? power / sum : 0))};
+// Masked softmax: the weights of the attended keys; masked keys get none.
+export function maskedSoftmax(scores, attended) {
+  let maximum = -Infinity;
+  scores.forEach((score, s) => attended[s] && (maximum = Math.max(maximum, score)));
+  const exponentials = Float64Array.from(scores, (score, s) => (attended[s] ? Math.exp(score - maximum) : 0));
+  const sum = exponentials.reduce((a, b) => a + b, 0);
+  return {maximum, exponentials, sum, weights: exponentials.map((value) => (sum > 0 ? value / sum : 0))};
 }
 
 // "1 ÷ √64" for 0.125, where a scale is such a number.
 export function scaleText(scale) {
   const under = Math.round(1 / scale ** 2);
-  if (scale === 1) return "1: nothing is scaled here";
-  return under > 1 && Math.abs(1 / Math.sqrt(under) - scale) < 1e-6 * scale ? `${number(scale)}, that is 1 ÷ √${under}` : number(scale);
+  if (scale === 1) return "1 (no scaling)";
+  return under > 1 && Math.abs(1 / Math.sqrt(under) - scale) < 1e-6 * scale ? `${number(scale)} = 1 ÷ √${under}` : number(scale);
 }
 
-function greatestOf(...lists) {
+function maxAbsolute(...lists) {
   let most = 0;
   for (const list of lists) for (const value of list) most = Math.max(most, Math.abs(value));
   return most;
 }
 
-// Everything about one query of a head: its score, power and weight for each key, and what was recorded.
-async function reckoned(app, layer, head, row) {
-  const {inside} = layer;
-  const [query, key] = [await app.store.tensor(inside.query), await app.store.tensor(inside.key)];
-  const vector = inside.vector ? vectorOf(await app.store.tensor(inside.vector), head, 0) : null;
-  const bias = inside.bias ? vectorOf(await app.store.tensor(inside.bias), head, row) : null;
-  const recorded = await app.store.row(app.look(), layer, head, row);
+// The computation of one query of a head: score, exponential and weight of each key, and the recorded weights.
+async function computedRow(app, layer, head, row) {
+  const {score_inputs: inputs} = layer;
+  const [queries, keys] = [await app.store.tensor(inputs.query), await app.store.tensor(inputs.key)];
+  const vector = inputs.vector ? vectorOf(await app.store.tensor(inputs.vector), head, 0) : null;
+  const bias = inputs.bias ? vectorOf(await app.store.tensor(inputs.bias), head, row) : null;
+  const recorded = await app.store.row(app.trace(), layer, head, row);
   const exact = Boolean(layer.weights || app.page.live);
-  const asking = vectorOf(query, head, row);
+  const query = vectorOf(queries, head, row);
   const scores = new Float64Array(layer.keys);
-  const seen = new Uint8Array(layer.keys);
+  const attended = new Uint8Array(layer.keys);
   for (let s = 0; s < layer.keys; s++) {
-    scores[s] = scored(inside, asking, vectorOf(key, head, s), vector, bias ? bias[s] : 0).score;
-    seen[s] = exact ? recorded[s] > 0 : !layer.causal || s <= row;
+    scores[s] = scoreOf(inputs, query, vectorOf(keys, head, s), vector, bias ? bias[s] : 0).score;
+    attended[s] = exact ? recorded[s] > 0 : !layer.causal || s <= row;
   }
-  const told = (s) => number(exact || recorded[s] > 0 ? recorded[s] : null); // a dash where nothing was recorded
-  return {asking, answering: (s) => vectorOf(key, head, s), vector, bias, recorded, told, exact, scores, seen, ...softmaxOver(scores, seen)};
+  const recordedText = (s) => number(exact || recorded[s] > 0 ? recorded[s] : null); // a dash where nothing was recorded
+  return {query, keyAt: (s) => vectorOf(keys, head, s), vector, bias, recorded, recordedText, exact, scores, attended, ...maskedSoftmax(scores, attended)};
 }
 
 function mountNeuron(root, app) {
   const {state} = app;
-  const turn = turns();
-  // The query that was chosen, or one that sees much.
+  const startCall = latestCall();
+  // The selected query, or one that attends to many keys.
   const rowOf = (layer) => within(state.get("row"), layer.queries, layer.causal ? layer.queries >> 1 : 0);
-  const queries = tokenStrip("Query: the token that looks", (row) => state.set({row}));
-  const keys = tokenStrip("Key: the token that is looked at", (column) => state.set({column}));
+  const queries = tokenStrip("Query token", (row) => state.set({row}));
+  const keys = tokenStrip("Key token", (column) => state.set({column}));
   const steps = element("ol", {class: "steps"});
   const body = element("tbody");
   const lists = element("div", {class: "pair"},
     element("div", {}, element("h3", {}, "Query"), queries.root), element("div", {}, element("h3", {}, "Key"), keys.root));
-  const others = chooser("Layers whose vectors are kept:", (at) => state.set({layer: kept()[at].name}));
-  const none = element("p", {class: "quiet"}, "The vectors of this layer are not on this page. ", others.root);
+  const others = chooser("Layers with vectors:", (at) => state.set({layer: withVectors()[at].name}));
+  const none = element("p", {class: "quiet"}, "This page does not store the queries and keys of this layer. ", others.root);
   root.append(none, lists, steps);
   let [made, shown] = ["", null];
-  // The key that was chosen, or the weightiest.
+  // The selected key, or the one with the largest weight.
   const columnOf = (layer, found) => within(state.get("column"), layer.keys, found.weights.indexOf(Math.max(...found.weights)));
-  const kept = () => app.look().layers.filter((layer) => layer.inside);
+  const withVectors = () => app.trace().layers.filter((layer) => layer.score_inputs);
 
   function setColumn(event) {
     const line = event.target.closest?.("tr[data-key]");
@@ -100,23 +100,23 @@ function mountNeuron(root, app) {
     lines[to].focus();
   });
 
-  // The table of all keys: made once a query, then only marked.
+  // The table of all keys: made once per query, then only marked.
   function fillTable(layer, found) {
-    const tokens = app.look().sides[layer.columns].tokens;
+    const tokens = app.trace().sides[layer.columns].tokens;
     let order = Array.from(tokens, (_, s) => s);
-    if (order.length > longestTable) order = order.sort((a, b) => found.weights[b] - found.weights[a]).slice(0, longestTable);
+    if (order.length > maxTableKeys) order = order.sort((a, b) => found.weights[b] - found.weights[a]).slice(0, maxTableKeys);
     const most = Math.max(1e-9, ...order.map((s) => found.weights[s]));
     body.replaceChildren(...order.map((s) => {
       const gauge = element("i");
       gauge.style.width = `${(100 * found.weights[s]) / most}%`;
-      const dash = element("span", {class: "quiet"}, "no weight");
+      const dash = element("span", {class: "quiet"}, "masked");
       return element("tr", {
-        tabindex: -1, "data-key": s, "data-score": found.scores[s], "data-power": found.powers[s], "data-weight": found.weights[s],
-        "data-recorded": found.recorded[s], class: found.seen[s] ? null : "unseen-key",
+        tabindex: -1, "data-key": s, "data-score": found.scores[s], "data-exponential": found.exponentials[s], "data-weight": found.weights[s],
+        "data-recorded": found.recorded[s], class: found.attended[s] ? null : "masked-key",
       },
       element("th", {scope: "row"}, tokenWord(tokens[s])), element("td", {}, number(found.scores[s])),
-      element("td", {}, found.seen[s] ? number(found.powers[s]) : dash), element("td", {}, found.seen[s] ? number(found.weights[s]) : ""),
-      element("td", {class: "gauge"}, gauge), element("td", {class: "quiet"}, found.told(s)));
+      element("td", {}, found.attended[s] ? number(found.exponentials[s]) : dash), element("td", {}, found.attended[s] ? number(found.weights[s]) : ""),
+      element("td", {class: "gauge"}, gauge), element("td", {class: "quiet"}, found.recordedText(s)));
     }));
   }
 
@@ -130,92 +130,92 @@ function mountNeuron(root, app) {
   }
 
   function productSteps(layer, found, names, column) {
-    const {inside} = layer;
-    const key = found.answering(column);
+    const {score_inputs: inputs} = layer;
+    const key = found.keyAt(column);
     const bias = found.bias ? found.bias[column] : 0;
-    const {terms, sum, score} = scored(inside, found.asking, key, found.vector, bias);
-    const same = greatestOf(found.asking, key);
+    const {terms, sum, score} = scoreOf(inputs, found.query, key, found.vector, bias);
+    const most = maxAbsolute(found.query, key);
     const step = (name, title, ...parts) => element("li", {"data-step": name}, element("h3", {}, title), ...parts);
     const result = (text, value) => element("p", {class: "sum"}, text, element("output", {"data-value": value}, number(value)));
-    if (inside.kind === "even") return [step("score", "Every key scores the same", element("p", {}, "This layer does not compare: all scores are 0."),
+    if (inputs.kind === "uniform") return [step("score", "Uniform scores", element("p", {}, "This layer does not compare queries with keys: all scores are 0."),
       result("score = ", 0))];
-    const pair = [{part: "query", text: "query", values: found.asking, most: same}, {part: "key", text: "key", values: key, most: same}];
-    const width = found.asking.length;
-    if (inside.kind === "additive") {
-      const bent = Float64Array.from(found.asking, (value, i) => Math.tanh(value + key[i]));
+    const pair = [{part: "query", text: "query", values: found.query, most}, {part: "key", text: "key", values: key, most}];
+    const width = found.query.length;
+    if (inputs.kind === "additive") {
+      const activated = Float64Array.from(found.query, (value, i) => Math.tanh(value + key[i]));
       return [
-        step("vectors", "Query and key", element("p", {}, "What ", names.query(), " asks and ", names.key(), ` answers: ${width} numbers each.`),
+        step("vectors", "Query and key", element("p", {}, "The query of ", names.query(), " and the key of ", names.key(), `: ${width} numbers each.`),
           signedBars("query and key, number by number", pair)),
-        step("bent", "Add them, and bend the sum", element("p", {}, "tanh(query + key): no number is beyond ±1."),
-          signedBars("tanh of query plus key", [{part: "tanh", text: "tanh(q + k)", values: bent, most: 1}])),
-        step("products", "Weigh each number", element("p", {}, "Times the layer's own vector v, the same for every pair."),
+        step("tanh", "Add, then tanh", element("p", {}, "tanh(query + key) is between −1 and 1."),
+          signedBars("tanh of query plus key", [{part: "tanh", text: "tanh(q + k)", values: activated, most: 1}])),
+        step("products", "Multiply by v", element("p", {}, "v is a parameter of the layer, the same for every pair."),
           signedBars("the vector v, and the products", [
-            {part: "vector", text: "v", values: found.vector, most: greatestOf(found.vector)},
-            {part: "products", text: "v × tanh", values: terms, most: greatestOf(terms)}])),
-        step("score", "Add up", result("score = ", score)),
+            {part: "vector", text: "v", values: found.vector, most: maxAbsolute(found.vector)},
+            {part: "products", text: "v × tanh", values: terms, most: maxAbsolute(terms)}])),
+        step("score", "Sum", result("score = ", score)),
       ];
     }
     return [
-      step("vectors", "Query and key", element("p", {}, "What ", names.query(), " asks and ", names.key(), ` answers: ${width} numbers each`,
-        inside.kind === "shared" ? ", the key made one long." : "."), signedBars("query and key, number by number", pair)),
-      step("products", "Multiply, number by number", element("p", {}, "Where both point the same way the product is positive."),
-        signedBars("products of query and key", [{part: "products", text: "q × k", values: terms, most: greatestOf(terms)}])),
-      step("sum", "Add up", result("sum = ", sum)),
-      step("score", "Scale", element("p", {}, `Times ${scaleText(inside.scale)}. So long vectors do not make the softmax steep.`),
-        found.bias ? element("p", {}, `Plus the bias of this distance, ${number(bias)}.`) : null,
-        result(`${number(sum)} × ${number(inside.scale)}${found.bias ? ` ${bias < 0 ? "−" : "+"} ${number(Math.abs(bias))}` : ""} = `, score)),
+      step("vectors", "Query and key", element("p", {}, "The query of ", names.query(), " and the key of ", names.key(), `: ${width} numbers each`,
+        inputs.kind === "shared" ? ", the key normalised to length one." : "."), signedBars("query and key, number by number", pair)),
+      step("products", "Elementwise product", element("p", {}, "Positive where both have the same sign."),
+        signedBars("products of query and key", [{part: "products", text: "q × k", values: terms, most: maxAbsolute(terms)}])),
+      step("sum", "Dot product", result("sum = ", sum)),
+      step("score", "Scale", element("p", {}, `Times ${scaleText(inputs.scale)}. Scaling keeps the softmax from saturating with wide vectors.`),
+        found.bias ? element("p", {}, `Plus the position bias of this distance, ${number(bias)}.`) : null,
+        result(`${number(sum)} × ${number(inputs.scale)}${found.bias ? ` ${bias < 0 ? "−" : "+"} ${number(Math.abs(bias))}` : ""} = `, score)),
     ];
   }
 
   function softmaxStep(layer, found) {
-    const heads = ["key", "score", "e^(score − greatest)", "weight", "", "recorded"];
-    const count = found.seen.reduce((a, b) => a + b, 0);
-    return element("li", {"data-step": "softmax", "data-sum": found.sum, "data-greatest": found.greatest},
-      element("h3", {}, "Softmax over all keys that are seen"),
-      element("p", {}, `The powers of ${count} ${count === 1 ? "key" : "keys"} sum to ${number(found.sum)}; each divided by that is its weight.`,
-        layer.keys > longestTable ? ` The ${longestTable} weightiest are listed.` : "",
-        found.exact ? "" : " Of this long text only the weightiest keys were recorded."),
+    const heads = ["key", "score", "exp(score − max)", "weight", "", "recorded"];
+    const count = found.attended.reduce((a, b) => a + b, 0);
+    return element("li", {"data-step": "softmax", "data-sum": found.sum, "data-maximum": found.maximum},
+      element("h3", {}, "Softmax over the attended keys"),
+      element("p", {}, `The exponentials of ${count} ${count === 1 ? "key" : "keys"} sum to ${number(found.sum)}; each divided by the sum is a weight.`,
+        layer.keys > maxTableKeys ? ` The top ${maxTableKeys} are listed.` : "",
+        found.exact ? "" : " For this long text only the top keys are stored."),
       element("div", {class: "scroll"}, element("table", {class: "keys"},
         element("thead", {}, element("tr", {}, heads.map((text) => element("th", {scope: "col"}, text)))), body)));
   }
 
   async function update() {
     const layer = app.layer();
-    const missing = !layer?.inside;
+    const missing = !layer?.score_inputs;
     none.hidden = !missing;
     lists.hidden = steps.hidden = missing;
-    if (missing) return others.show(kept().map(({name}) => name), -1);
+    if (missing) return others.show(withVectors().map(({name}) => name), -1);
     const [head, row] = [within(state.get("head"), layer.heads), rowOf(layer)];
-    const {[layer.rows]: asking, [layer.columns]: answering} = app.look().sides;
-    const mine = turn();
+    const {[layer.rows]: querySide, [layer.columns]: keySide} = app.trace().sides;
+    const isLatest = startCall();
     const key = `${layer.name} ${head} ${row}`;
-    const found = made === key && shown ? shown : await reckoned(app, layer, head, row);
-    if (!mine()) return;
+    const found = made === key && shown ? shown : await computedRow(app, layer, head, row);
+    if (!isLatest()) return;
     const column = columnOf(layer, found);
-    queries.show({tokens: asking.tokens, chosen: row});
-    keys.show({tokens: answering.tokens, chosen: column, weights: found.recorded, row});
+    queries.show({tokens: querySide.tokens, chosen: row});
+    keys.show({tokens: keySide.tokens, chosen: column, weights: found.recorded, row});
     const names = {
-      query: () => tokenWord(asking.tokens[row], {class: "said"}), key: () => tokenWord(answering.tokens[column], {class: "said"}),
+      query: () => tokenWord(querySide.tokens[row], {class: "boxed"}), key: () => tokenWord(keySide.tokens[column], {class: "boxed"}),
     };
     if (made !== key) fillTable(layer, found);
     [made, shown] = [key, found];
     const last = steps.querySelector('[data-step="softmax"]');
     const first = productSteps(layer, found, names, column);
     const weight = found.weights[column];
-    const end = element("li", {"data-step": "weight"}, element("h3", {}, "The weight"),
-      found.seen[column]
-        ? element("p", {}, "Of all that ", names.query(), " gathers, ",
-          element("output", {"data-value": weight, "data-recorded": found.recorded[column]}, number(weight)), " comes from ", names.key(), ".")
-        : element("p", {}, names.query(), " gives ", names.key(), " no weight: it does not see it, or the weight is too small for float16."),
-      element("p", {class: "quiet"}, `Computed here from the vectors above, which are rounded to float16; recorded in the model: ${found.told(column)}.`));
-    // Weights that do not sum to one fade after the softmax (local attention): by how much follows from what was recorded.
+    const end = element("li", {"data-step": "weight"}, element("h3", {}, "Attention weight"),
+      found.attended[column]
+        ? element("p", {}, names.query(), " attends to ", names.key(), " with weight ",
+          element("output", {"data-value": weight, "data-recorded": found.recorded[column]}, number(weight)), ".")
+        : element("p", {}, names.query(), " does not attend to ", names.key(), ": the key is masked, or the weight is too small for float16."),
+      element("p", {class: "quiet"}, `Computed on this page from vectors rounded to float16; recorded in the model: ${found.recordedText(column)}.`));
+    // Local attention multiplies the softmax by a Gaussian, so weights do not sum to one: the factor follows from the recorded weights.
     const total = found.recorded.reduce((a, b) => a + b, 0);
-    if (found.exact && found.seen[column] && Math.abs(total - 1) > 0.01) {
+    if (found.exact && found.attended[column] && Math.abs(total - 1) > 0.01) {
       const factor = found.recorded[column] / weight;
-      end.append(element("p", {}, "This layer looks at one place, and what is far from it fades: ",
-        element("output", {class: "fade", "data-value": factor}, `× ${number(factor)}`), `. The weights of this row sum to ${number(total)}.`));
+      end.append(element("p", {}, "Local attention multiplies the softmax by a Gaussian around the predicted position: ",
+        element("output", {class: "fade", "data-value": factor}, `× ${number(factor)}`), `. The weights of this query sum to ${number(total)}.`));
     }
-    // The table stays where it is while the pointer moves over it: only what stands before and after it is made anew.
+    // The table stays in the page while the pointer moves over it; the steps before and after it are made again.
     const table = last?.dataset.made === key ? last : softmaxStep(layer, found);
     table.dataset.made = key;
     for (const old of [...steps.children]) if (old !== table) old.remove();
@@ -223,17 +223,17 @@ function mountNeuron(root, app) {
     table.before(...first);
     table.after(end);
     markTable(column);
-    app.say(`${visible(asking.tokens[row])} looks at ${visible(answering.tokens[column])}: score ${number(found.scores[column])}, weight ${number(weight)}`);
+    app.announce(`${visible(querySide.tokens[row])} attends to ${visible(keySide.tokens[column])}: score ${number(found.scores[column])}, weight ${number(weight)}`);
   }
 
   async function npz() {
     const layer = app.layer();
-    const found = await reckoned(app, layer, within(state.get("head"), layer.heads), rowOf(layer));
-    const key = found.answering(columnOf(layer, found));
+    const found = await computedRow(app, layer, within(state.get("head"), layer.heads), rowOf(layer));
+    const key = found.keyAt(columnOf(layer, found));
     return {
-      query: {shape: [found.asking.length], data: found.asking.slice()}, key: {shape: [key.length], data: key.slice()},
+      query: {shape: [found.query.length], data: found.query.slice()}, key: {shape: [key.length], data: key.slice()},
       scores: {shape: [layer.keys], data: found.scores}, weights: {shape: [layer.keys], data: found.weights},
-      recorded: {shape: [layer.keys], data: Float32Array.from(found.recorded)}, keys: app.look().sides[layer.columns].tokens,
+      recorded: {shape: [layer.keys], data: Float32Array.from(found.recorded)}, keys: app.trace().sides[layer.columns].tokens,
     };
   }
 
@@ -243,7 +243,7 @@ function mountNeuron(root, app) {
 
 export const neuronView = {
   name: "neuron", title: "Neuron", key: "n",
-  about: "How one weight comes about: the query, the key, their products, the scale and the softmax, in numbers.",
-  fits: (look) => look.layers.some((layer) => layer.inside),
+  about: "How one attention weight is computed: query, key, dot product, scaling and softmax, in numbers.",
+  fits: (trace) => trace.layers.some((layer) => layer.score_inputs),
   mount: mountNeuron,
 };

@@ -1,32 +1,32 @@
-// All layers and heads as thumbnails: one row a layer, or all heads in order of a number.
+// All layers and heads as thumbnails: one row per layer, or all heads sorted by a statistic.
 import {element, hideValue, number, showValue, visible} from "./dom.js";
 import {paint, strength} from "./colour.js";
 import {pictured} from "./save.js";
 
-const finest = 128; // cells across a thumbnail, where the screen has as many
-const measures = {entropy: "entropy", distance: "distance", alignment: "alignment"};
-const measured = {
-  entropy: "mean entropy of its rows, in bits", distance: "mean distance it looks over, in tokens", alignment: "how far it points at single words",
+const maxCells = 128; // across a thumbnail, where the screen has as many pixels
+const statistics = {
+  entropy: "mean entropy of a query's weights, in bits", distance: "mean attention distance between query and key, in tokens",
+  confidence: "mean maximum weight of a query (Voita 2019)",
 };
 
 const kindOf = (layer) => [layer.name.split(".")[0], layer.rows === layer.columns ? "" : "cross"].filter(Boolean).join(" · ");
-const spoken = {encoder: "Encoder", decoder: "Decoder", "decoder · cross": "Decoder, looking at the source", "encoder · cross": "Encoder, crossing"};
+const groupTitles = {encoder: "Encoder self-attention", decoder: "Decoder self-attention", "decoder · cross": "Cross-attention", "encoder · cross": "Encoder cross-attention"};
 
-// Thumbnails are painted some a frame, first those on screen.
+// Paints some thumbnails per frame, those on screen first.
 class Painter {
   constructor(app) {
     this.app = app;
     this.waiting = [];
     [this.going, this.first] = [false, true];
     this.ended = false;
-    this.seen = new IntersectionObserver((entries) => {
+    this.observer = new IntersectionObserver((entries) => {
       for (const {target, isIntersecting} of entries) if (isIntersecting) this.want(target);
     }, {rootMargin: "300px"});
   }
 
   watch(canvas, layer, head) {
     canvas.job = {layer, head, done: false};
-    this.seen.observe(canvas);
+    this.observer.observe(canvas);
   }
 
   want(canvas) {
@@ -37,16 +37,16 @@ class Painter {
     this.going = true;
   }
 
-  // Other colours for what is painted; paper wants all of it, and does not wait.
+  // Repaint in other colours; print needs all thumbnails at once.
   again(canvases) {
-    const paper = matchMedia("print").matches;
+    const print = matchMedia("print").matches;
     this.first = true;
     for (const canvas of canvases) {
-      if (!paper && !canvas.dataset.painted) continue;
+      if (!print && !canvas.dataset.painted) continue;
       canvas.job.done = false;
       this.want(canvas);
     }
-    if (paper) this.go();
+    if (print) this.go();
   }
 
   async go() {
@@ -55,8 +55,8 @@ class Painter {
     while (this.waiting.length && performance.now() < until && !this.ended) {
       const canvas = this.waiting.shift();
       const {layer, head} = canvas.job;
-      const size = Math.max(24, Math.min(finest, Math.floor(canvas.clientWidth * window.devicePixelRatio)));
-      const {shape, data} = await this.app.store.tiles(this.app.look(), layer, head, [0, layer.queries], [0, layer.keys], size);
+      const size = Math.max(24, Math.min(maxCells, Math.floor(canvas.clientWidth * window.devicePixelRatio)));
+      const {shape, data} = await this.app.store.tiles(this.app.trace(), layer, head, [0, layer.queries], [0, layer.keys], size);
       paint(canvas, data, shape[0], shape[1], (value) => strength(value, 1, layer.keys));
       canvas.dataset.painted = "yes";
     }
@@ -66,7 +66,7 @@ class Painter {
 
   end() {
     this.ended = true;
-    this.seen.disconnect();
+    this.observer.disconnect();
   }
 }
 
@@ -86,11 +86,11 @@ class Overview {
 
   sort() {
     const sort = this.app.state.get("sort");
-    return sort in measures ? sort : "layer";
+    return sort in statistics ? sort : "layer";
   }
 
   update(names) {
-    const drawn = `${this.app.state.get("look")} ${this.sort()}`;
+    const drawn = `${this.app.state.get("trace")} ${this.sort()}`;
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       this.draw();
@@ -105,18 +105,18 @@ class Overview {
 
   draw() {
     const {state} = this.app;
-    const {layers} = this.app.look();
+    const {layers} = this.app.trace();
     this.painter?.end();
     this.painter = new Painter(this.app);
     this.thumbs = [];
     const sort = this.sort();
-    const offered = ["layer", ...Object.keys(measures).filter((name) => layers.some((layer) => layer[name]))];
+    const offered = ["layer", ...Object.keys(statistics).filter((name) => layers.some((layer) => layer[name]))];
     const buttons = offered.map((name) => element("button",
-      {id: `sort-${name}`, "aria-pressed": name === sort ? "true" : "false", title: measured[name] ?? "a row a layer",
-      onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : measures[name]));
-    this.tools.replaceChildren(element("span", {class: "quiet ordering"}, "in order"),
-      element("div", {class: "choose", role: "group", "aria-label": "in order of"}, buttons),
-      element("span", {class: "quiet"}, sort === "layer" ? "under each head its entropy in bits: few bits, few keys" : `under each head: ${measured[sort]}`));
+      {id: `sort-${name}`, "aria-pressed": name === sort ? "true" : "false", title: statistics[name] ?? "one row per layer",
+      onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : name));
+    this.tools.replaceChildren(element("span", {class: "quiet ordering"}, "sort"),
+      element("div", {class: "choose", role: "group", "aria-label": "sort by"}, buttons),
+      element("span", {class: "quiet"}, sort === "layer" ? "below each head: its entropy in bits (low entropy: few keys)" : `below each head: ${statistics[sort]}`));
     this.grid.replaceChildren(...(sort === "layer" ? this.groups(layers) : [this.sorted(layers, sort)]));
   }
 
@@ -133,13 +133,13 @@ class Overview {
         return element("div", {class: "layer-row", role: "presentation"},
           element("span", {title: visible(layer.name)}, `${layer.name.match(/\d+/)?.[0] ?? at}`), row);
       });
-      return element("section", {class: "group", role: "rowgroup", "aria-label": visible(kind)}, element("h3", {}, spoken[kind] ?? visible(kind)), rows);
+      return element("section", {class: "group", role: "rowgroup", "aria-label": visible(kind)}, element("h3", {}, groupTitles[kind] ?? visible(kind)), rows);
     });
   }
 
   sorted(layers, sort) {
     const heads = layers.flatMap((layer) => Array.from({length: layer.heads}, (_, head) => ({layer, head, value: layer[sort]?.[head] ?? null})));
-    const down = sort === "alignment" ? -1 : 1;
+    const down = sort === "confidence" ? -1 : 1;
     const known = heads.filter(({value}) => value !== null).sort((a, b) => down * (a.value - b.value));
     const thumbs = known.map(({layer, head}) => this.thumb(layer, head, sort, layer.name));
     const row = element("div", {class: "thumbs", role: "row"}, thumbs);
@@ -151,17 +151,17 @@ class Overview {
 
   thumb(layer, head, shown, title) {
     const canvas = element("canvas", {width: 1, height: 1, "aria-hidden": "true"});
-    const numbers = Object.keys(measures).filter((name) => (layer[name]?.[head] ?? null) !== null);
-    const told = numbers.map((name) => `${measures[name]} ${number(layer[name][head])}`);
+    const numbers = Object.keys(statistics).filter((name) => (layer[name]?.[head] ?? null) !== null);
+    const texts = numbers.map((name) => `${name} ${number(layer[name][head])}`);
     const value = layer[shown]?.[head] ?? null;
-    const full = title === layer.name; // then the head stands beside its number
+    const full = title === layer.name; // then the head index is next to its value
     const under = element("div", {class: full ? "under full" : "under"}, element("span", {}, visible(title)),
       element("span", {}, full ? `head ${head}: ${number(value)}` : number(value)));
     const thumb = element("button", {
       class: "thumb", role: "gridcell", tabindex: -1, "data-layer": layer.name, "data-head": head, "data-value": value,
-      "aria-label": visible(`${layer.name}, head ${head}, ${told.join(", ")}`),
+      "aria-label": visible(`${layer.name}, head ${head}, ${texts.join(", ")}`),
       onclick: () => this.app.state.set({layer: layer.name, head, summary: "head", view: "matrix"}),
-      onpointermove: (event) => showValue(event.clientX, event.clientY, [`${layer.name}, head ${head}`, ...told], {row: head, value}),
+      onpointermove: (event) => showValue(event.clientX, event.clientY, [`${layer.name}, head ${head}`, ...texts], {row: head, value}),
       onpointerleave: hideValue,
     }, element("div", {class: "frame"}, canvas), under);
     this.painter.watch(canvas, layer, head);
@@ -169,7 +169,7 @@ class Overview {
     return thumb;
   }
 
-  // Arrow keys go over the grid as it lies on the screen.
+  // Arrow keys move over the grid in screen order.
   key(event) {
     const at = this.thumbs.indexOf(document.activeElement);
     const step = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]}[event.key];
@@ -178,28 +178,28 @@ class Overview {
     let next = this.thumbs[at + step[0]];
     if (step[1]) {
       const here = this.thumbs[at].getBoundingClientRect();
-      const places = this.thumbs.map((thumb) => ({thumb, box: thumb.getBoundingClientRect()}));
-      const beyond = places.filter(({box}) => (step[1] > 0 ? box.top > here.bottom - 4 : box.bottom < here.top + 4));
+      const boxes = this.thumbs.map((thumb) => ({thumb, box: thumb.getBoundingClientRect()}));
+      const beyond = boxes.filter(({box}) => (step[1] > 0 ? box.top > here.bottom - 4 : box.bottom < here.top + 4));
       const far = ({box}) => Math.abs(box.top - here.top) * 1000 + Math.abs(box.left - here.left);
       next = beyond.sort((a, b) => far(a) - far(b))[0]?.thumb;
     }
     if (!next) return;
     this.app.state.set({layer: next.dataset.layer, head: Number(next.dataset.head)});
     next.focus();
-    this.app.say(next.getAttribute("aria-label"));
+    this.app.announce(next.getAttribute("aria-label"));
   }
 
   arrays() {
     const made = {};
-    for (const layer of this.app.look().layers) {
-      for (const name of Object.keys(measures)) {
+    for (const layer of this.app.trace().layers) {
+      for (const name of Object.keys(statistics)) {
         if (layer[name]) made[`${layer.name}.${name}`] = {shape: [layer.heads], data: Float64Array.from(layer[name], (value) => value ?? NaN)};
       }
     }
     return made;
   }
 
-  // All thumbnails on one canvas, as they lie on the screen.
+  // All thumbnails on one canvas, in screen order.
   async picture() {
     for (const thumb of this.thumbs) this.painter.want(thumb.querySelector("canvas"));
     while (this.painter.going) await new Promise(requestAnimationFrame);
@@ -236,7 +236,7 @@ class Overview {
 
 export const overviewView = {
   name: "overview", title: "Overview", key: "o",
-  about: "Every head of every layer: rows look, columns are looked at. Choose one to open it.",
-  fits: (look) => look.layers.length > 0,
+  about: "The attention matrix of every layer and head: rows are queries, columns are keys. Choose one to open it.",
+  fits: (trace) => trace.layers.length > 0,
   mount: (root, app) => new Overview(root, app),
 };

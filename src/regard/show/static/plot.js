@@ -1,13 +1,13 @@
 // Small drawings of numbers: lines, bars, and bars of either sign.
 import {hideValue, label, number, showValue, svg, visible} from "./dom.js";
 
-// As wide as asked for, or as the view has room beside what else stands there: letters keep their size on a phone.
+// The wanted width, or what the view has room for: text keeps its size on a phone.
 export function roomFor(width, taken = 0) {
   const {clientWidth = 0} = document.getElementById("view") ?? {};
   return clientWidth ? Math.max(240, Math.min(width, clientWidth - taken)) : width;
 }
 
-// Round numbers between two bounds, about as many as asked for.
+// About `count` round numbers between two bounds.
 export function ticks(low, high, count = 5) {
   const rough = (high - low) / count || 1;
   const unit = 10 ** Math.floor(Math.log10(rough));
@@ -27,7 +27,7 @@ function extent(values) {
   return low > high ? [0, 1] : [low, high];
 }
 
-// Lines over a common x: lines are [{name, values, colour}], x the numbers they stand at. `mark` is a place on x, `pick` what a click does.
+// Lines over a common x: lines are [{name, values, colour}], x their coordinates. `mark` is an index of x, `pick` the action of a click.
 export function linePlot({title, x, lines, across, up, named = number, width = roomFor(520), height = 210, mark = null, pick = null}) {
   const [left, right, top, bottom] = [52, 14, lines.length > 1 ? 30 : 12, 36];
   const [lowX, highX] = [x[0], x.length > 1 ? x[x.length - 1] : x[0] + 1];
@@ -42,11 +42,11 @@ export function linePlot({title, x, lines, across, up, named = number, width = r
     root.append(svg("path", {class: value === 0 ? "zero" : "rule", d: `M${left} ${toY(value)}H${width - right}`}));
     root.append(svg("text", {class: "tick", x: left - 7, y: toY(value), dy: ".33em", "text-anchor": "end"}, number(value)));
   }
-  const places = x.length <= 8 ? x : ticks(lowX, highX, 7);
-  for (const value of places) {
+  const labelled = x.length <= 8 ? x : ticks(lowX, highX, 7);
+  for (const value of labelled) {
     const text = label(named(value), 10);
-    const place = Math.min(toX(value), width - 2 - 3.1 * text.length); // a long name at the end moves inwards
-    root.append(svg("text", {class: "tick", x: place, y: height - bottom + 15, "text-anchor": "middle"}, text));
+    const middle = Math.min(toX(value), width - 2 - 3.1 * text.length); // a long name at the end moves inwards
+    root.append(svg("text", {class: "tick", x: middle, y: height - bottom + 15, "text-anchor": "middle"}, text));
   }
   root.append(svg("text", {class: "axis", x: (left + width - right) / 2, y: height - 4, "text-anchor": "middle"}, across));
   root.append(svg("text", {class: "axis", transform: `translate(11 ${(top + height - bottom) / 2}) rotate(-90)`, "text-anchor": "middle"}, up));
@@ -59,10 +59,10 @@ export function linePlot({title, x, lines, across, up, named = number, width = r
     if (line.colour) drawn.style.stroke = line.colour;
     root.append(drawn);
   }
-  // Several lines are named above them, in their colours.
-  const apart = (width - left - right) / Math.max(5, Math.min(lines.length, 12));
+  // The legend of several lines, in their colours.
+  const spacing = (width - left - right) / Math.max(5, Math.min(lines.length, 12));
   lines.slice(0, lines.length > 1 ? 12 : 0).forEach((line, at) => {
-    const name = svg("text", {class: "tick named", x: left + at * apart, y: 14}, lines.length > 6 ? line.name.replace(/^\D+/, "") || line.name : line.name);
+    const name = svg("text", {class: "tick named", x: left + at * spacing, y: 14}, lines.length > 6 ? line.name.replace(/^\D+/, "") || line.name : line.name);
     if (line.colour) name.style.fill = line.colour;
     root.append(name);
   });
@@ -80,11 +80,11 @@ export function linePlot({title, x, lines, across, up, named = number, width = r
   }
   if (mark !== null) point(mark);
   let at = mark ?? 0;
-  function tell(place, clientX, clientY) {
-    at = place;
+  function showPoint(index, clientX, clientY) {
+    at = index;
     point(at);
-    const said = lines.slice(0, 12).map((line) => (lines.length > 1 ? `${line.name}: ${number(line.values[at])}` : number(line.values[at])));
-    showValue(clientX, clientY, [`${across} ${named(x[at])}`, ...said], {row: 0, column: x[at], value: lines[0].values[at]});
+    const texts = lines.slice(0, 12).map((line) => (lines.length > 1 ? `${line.name}: ${number(line.values[at])}` : number(line.values[at])));
+    showValue(clientX, clientY, [`${across} ${named(x[at])}`, ...texts], {row: 0, column: x[at], value: lines[0].values[at]});
   }
   function rest() {
     hideValue();
@@ -95,10 +95,10 @@ export function linePlot({title, x, lines, across, up, named = number, width = r
     const box = root.getBoundingClientRect();
     const wanted = lowX + ((((event.clientX - box.left) / box.width) * width - left) / (width - left - right)) * (highX - lowX);
     let nearest = 0;
-    x.forEach((value, place) => {
-      if (Math.abs(value - wanted) < Math.abs(x[nearest] - wanted)) nearest = place;
+    x.forEach((value, index) => {
+      if (Math.abs(value - wanted) < Math.abs(x[nearest] - wanted)) nearest = index;
     });
-    tell(nearest, event.clientX, event.clientY);
+    showPoint(nearest, event.clientX, event.clientY);
   });
   root.addEventListener("pointerleave", rest);
   root.addEventListener("blur", rest);
@@ -110,20 +110,20 @@ export function linePlot({title, x, lines, across, up, named = number, width = r
     event.preventDefault();
     event.stopPropagation();
     const box = root.getBoundingClientRect();
-    tell(Math.max(0, Math.min(x.length - 1, at + step)), box.left + (box.width * toX(x[at])) / width, box.top);
+    showPoint(Math.max(0, Math.min(x.length - 1, at + step)), box.left + (box.width * toX(x[at])) / width, box.top);
   });
   return root;
 }
 
-// A text as a label of a drawing, the sign of a space before it made faint.
-export function drawnLabel(text, longest) {
-  const short = label(text, longest) || "∅";
+// A label of a drawing; the marker of a leading space is faint.
+export function drawnLabel(text, maxLength) {
+  const short = label(text, maxLength) || "∅";
   const [space] = short.match(/^▁+/) ?? [""];
   return [svg("tspan", {class: "space"}, space), short.slice(space.length)];
 }
 
-// Bars with a text before and a number behind: rows are [{text, value, marked?, note?}]; values from 0 up.
-export function barChart(name, rows, {most = null, longest = 14} = {}) {
+// Bars with a text on the left and a number on the right: rows are [{text, value, marked?, note?}]; values are 0 or more.
+export function barChart(name, rows, {most = null, maxLength = 14} = {}) {
   const width = roomFor(520);
   const [height, left, right] = [25, 130, 120];
   const top = most ?? Math.max(1e-9, ...rows.map((row) => row.value));
@@ -137,22 +137,22 @@ export function barChart(name, rows, {most = null, longest = 14} = {}) {
       "aria-label": `${visible(row.text)}: ${number(row.value)}${row.note ? `, ${row.note}` : ""}`,
     },
     svg("title", {}, `${visible(row.text)} ${row.value}`),
-    svg("text", {class: "name", x: left - 10, y: y + height / 2, dy: ".35em", "text-anchor": "end"}, drawnLabel(row.text, longest)),
+    svg("text", {class: "name", x: left - 10, y: y + height / 2, dy: ".35em", "text-anchor": "end"}, drawnLabel(row.text, maxLength)),
     svg("rect", {x: left, y: y + 5, width: long, height: height - 9, rx: 2}),
     svg("text", {class: "amount", x: left + long + 7, y: y + height / 2, dy: ".35em"}, row.note ? `${number(row.value)}  ${row.note}` : number(row.value))));
   });
   return root;
 }
 
-// Rows of numbers of either sign, one above the other, a bar a number: rows are [{part, text, values, most}].
+// Rows of signed numbers, one bar per number: rows are [{part, text, values, most}].
 export function signedBars(name, rows) {
   const [width, tall] = [roomFor(860, 48), 58];
   const [left, right] = [96, 12];
   const height = tall * rows.length;
   const root = svg("svg", {class: "signed", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": visible(name)});
   const room = width - left - right;
-  rows.forEach((row, place) => {
-    const middle = place * tall + tall / 2;
+  rows.forEach((row, index) => {
+    const middle = index * tall + tall / 2;
     const step = room / row.values.length;
     let [up, down] = ["", ""];
     row.values.forEach((value, at) => {
@@ -180,7 +180,7 @@ export function signedBars(name, rows) {
     spot.setAttribute("x", left + (at * room) / count);
     spot.setAttribute("width", room / count);
     const lines = rows.map((line) => `${line.text}: ${number(line.values[at])}`);
-    showValue(event.clientX, event.clientY, [`number ${at}`, ...lines], {row: row.part, column: at, value: row.values[at]});
+    showValue(event.clientX, event.clientY, [`dimension ${at}`, ...lines], {row: row.part, column: at, value: row.values[at]});
   });
   function rest() {
     spot.style.display = "none";

@@ -1,21 +1,21 @@
-// How a model knows where a word stands: each table as an image, and how alike two places are by their distance.
+// Positional encoding: each table as an image, and the similarity of two positions by their distance.
 import {element, hideValue, number, showValue, visible, word} from "./dom.js";
 import {headColour, paint} from "./colour.js";
 import {linePlot} from "./plot.js";
-import {enlarged} from "./small.js";
+import {enlarged} from "./small_map.js";
 import {within} from "./tokens.js";
 
-const pairsAtMost = 5e7; // products; of larger tables fewer pairs a distance are averaged
+const maxProducts = 5e7; // for larger tables fewer pairs per distance are averaged
 
-// The mean cosine between rows that stand `distance` apart, for every distance. For rotary tables (cosines and sines of angles) this is
+// The mean cosine similarity of rows at each distance. For rotary tables (cosines and sines of angles) this is
 // the mean cosine of the angles' differences, because every row is equally long.
-export function likeness({shape: [rows, wide], data}) {
+export function similarity({shape: [rows, wide], data}) {
   const lengths = Float64Array.from({length: rows}, (_, t) => {
     let sum = 0;
     for (let i = 0; i < wide; i++) sum += data[t * wide + i] ** 2;
     return Math.sqrt(sum);
   });
-  const skip = Math.max(1, Math.ceil((rows * rows * wide) / 2 / pairsAtMost));
+  const skip = Math.max(1, Math.ceil((rows * rows * wide) / 2 / maxProducts));
   return Float64Array.from({length: rows}, (_, distance) => {
     let [sum, count] = [0, 0];
     const step = Math.min(skip, rows - distance);
@@ -38,12 +38,12 @@ function plotOf(position, table) {
     const lines = Array.from({length: rows}, (_, head) => ({
       name: `head ${head}`, colour: headColour(head), values: Array.from(table.data.subarray(head * columns, (head + 1) * columns)),
     }));
-    return linePlot({title: "Bias by distance, a line a head", x: Array.from({length: columns}, (_, at) => position.first + at), lines, across: "distance",
+    return linePlot({title: "Bias by distance, one line per head", x: Array.from({length: columns}, (_, at) => position.first + at), lines, across: "distance",
       up: "bias"});
   }
-  const up = position.kind === "rotary" ? "mean cosine of the turn" : "mean cosine";
-  return linePlot({title: "Likeness of two positions by distance", x: Array.from({length: rows}, (_, at) => at),
-    lines: [{name: up, values: likeness(table)}], across: "distance", up});
+  const up = position.kind === "rotary" ? "mean cosine of the angle" : "mean cosine";
+  return linePlot({title: "Similarity of two positions by distance", x: Array.from({length: rows}, (_, at) => at),
+    lines: [{name: up, values: similarity(table)}], across: "distance", up});
 }
 
 // One table: its image, the value under the pointer or the cursor, and its plot.
@@ -63,18 +63,18 @@ function tableFigure(app, position, table, at) {
   canvas.style.height = `${Math.min(460, rows * tall)}px`;
   let cursor = [0, 0];
   const draw = () => paint(canvas, table.data, rows, columns, (value) => 0.5 + (0.5 * value) / (most || 1), "diverging");
-  const tell = (row, column, x, y) => {
+  const showCell = (row, column, x, y) => {
     cursor = [row, column];
     const value = table.data[row * columns + column];
-    const said = nameOf(row, column);
-    const lines = [`${names[0]} ${said[0]}, ${names[1]} ${said[1]}`, number(value)];
+    const labels = nameOf(row, column);
+    const lines = [`${names[0]} ${labels[0]}, ${names[1]} ${labels[1]}`, number(value)];
     showValue(x, y, lines, {row, column, value});
     return lines.join(": ");
   };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
     const [row, column] = [Math.floor(((event.clientY - box.top) / box.height) * rows), Math.floor(((event.clientX - box.left) / box.width) * columns)];
-    tell(within(row, rows), within(column, columns), event.clientX, event.clientY);
+    showCell(within(row, rows), within(column, columns), event.clientX, event.clientY);
   });
   canvas.addEventListener("pointerleave", hideValue);
   canvas.addEventListener("blur", hideValue);
@@ -85,7 +85,7 @@ function tableFigure(app, position, table, at) {
     event.stopPropagation();
     const [row, column] = [within(cursor[0] + way[0], rows, cursor[0]), within(cursor[1] + way[1], columns, cursor[1])];
     const box = canvas.getBoundingClientRect();
-    app.say(tell(row, column, box.left + ((column + 0.5) * box.width) / columns, box.top + ((row + 0.5) * box.height) / rows));
+    app.announce(showCell(row, column, box.left + ((column + 0.5) * box.width) / columns, box.top + ((row + 0.5) * box.height) / rows));
   });
   const [top, bottom] = [nameOf(0, 0), nameOf(rows - 1, columns - 1)];
   const corner = (name, value) => element("span", {}, `${name} ${number(value)}`);
@@ -94,17 +94,17 @@ function tableFigure(app, position, table, at) {
     element("div", {class: "along"}, corner(names[1], top[1]), corner("", bottom[1])));
   const plot = plotOf(position, table);
   const what = {
-    table: "One row a position. Beside it, how alike two rows are, by how far they stand apart.",
-    rotary: "Cosines and sines by which queries and keys are turned.",
-    bias: "What is added to every score, by how far the key stands from the query.",
+    table: "One row per position, and the cosine similarity of two rows by their distance.",
+    rotary: "Cosines and sines of the angles by which queries and keys are rotated.",
+    bias: "The bias added to each score, by the distance between query and key.",
   };
   const whole = element("section", {class: "position", "data-table": at, "data-kind": position.kind}, element("h2", {}, word(position.name)),
-    element("p", {class: "quiet"}, what[position.kind]), element("div", {class: "beside"}, figure, rows > 1 || position.kind === "bias" ? plot : null));
+    element("p", {class: "quiet"}, what[position.kind]), element("div", {class: "side-by-side"}, figure, rows > 1 || position.kind === "bias" ? plot : null));
   return {whole, canvas, plot, draw};
 }
 
 function mountPositions(root, app) {
-  const {positions} = app.look();
+  const {positions} = app.trace();
   let made = null;
 
   async function update(names) {
@@ -114,7 +114,7 @@ function mountPositions(root, app) {
       made = tables.map((table, at) => tableFigure(app, positions[at], table, at));
       root.replaceChildren(...made.map(({whole}) => whole));
       made.forEach(({draw}) => draw());
-      app.say(positions.map((position, at) => `${visible(position.name)}, ${tables[at].shape.join(" by ")}`).join("; "));
+      app.announce(positions.map((position, at) => `${visible(position.name)}, ${tables[at].shape.join(" by ")}`).join("; "));
     } else if (names.includes("theme")) {
       const tables = await Promise.all(positions.map((position) => app.store.tensor(position.table)));
       made.forEach((one, at) => {
@@ -126,14 +126,14 @@ function mountPositions(root, app) {
     }
   }
 
-  // What is nearest to the top of the window is what is saved as a picture.
+  // The table nearest to the top of the window is saved as a picture.
   const current = () => made.find(({whole}) => whole.getBoundingClientRect().bottom > 80) ?? made[0];
   const npz = async () => {
     const arrays = {names: positions.map(({name}) => name)};
     for (const [at, position] of positions.entries()) {
       const table = await app.store.tensor(position.table);
       arrays[`table_${at}`] = table;
-      if (position.kind !== "bias") arrays[`likeness_${at}`] = {shape: [table.shape[0]], data: likeness(table)};
+      if (position.kind !== "bias") arrays[`similarity_${at}`] = {shape: [table.shape[0]], data: similarity(table)};
     }
     return arrays;
   };
@@ -141,8 +141,8 @@ function mountPositions(root, app) {
 }
 
 export const positionsView = {
-  name: "positions", title: "Positions", key: "p",
-  about: "How the model knows where a word stands: the tables as images, and how alike places are by distance.",
-  fits: (look) => look.positions?.length > 0,
+  name: "positions", title: "Positional encoding", key: "p",
+  about: "Positional encoding: the tables as images, and the similarity of two positions by their distance.",
+  fits: (trace) => trace.positions?.length > 0,
   mount: mountPositions,
 };

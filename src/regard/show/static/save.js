@@ -1,4 +1,4 @@
-// What is on screen as a file: PNG, SVG, or NPZ for numpy.
+// Save the view as a file: PNG, SVG, or NPZ for numpy.
 
 function download(name, type, parts) {
   const address = URL.createObjectURL(new Blob(parts, {type}));
@@ -14,12 +14,12 @@ const drawnProperties = [
   "font-size", "font-weight", "font-variant-numeric", "text-anchor", "dominant-baseline", "display", "visibility",
 ];
 
-// An SVG with what the style sheet says written into its attributes, so that it looks the same alone.
+// An SVG with its computed styles as attributes, so that it needs no style sheet.
 export function standalone(drawing) {
   if (!drawing.isConnected) {
-    // Styles are read where a drawing stands, so it stands in the page for a moment.
+    // Computed styles need a drawing in the page, so it is in the page for a moment.
     const holder = document.createElement("div");
-    holder.className = "unseen";
+    holder.className = "visually-hidden";
     holder.append(drawing);
     document.body.append(holder);
     const made = standalone(drawing);
@@ -64,7 +64,7 @@ async function canvasOf(drawing) {
   return canvas;
 }
 
-// A picture as a drawing, for what has no lines of its own.
+// A canvas as an SVG image.
 export function pictured(canvas, width, height) {
   const image = document.createElementNS("http://www.w3.org/2000/svg", "image");
   const whole = document.createElementNS("http://www.w3.org/2000/svg", "svg");
@@ -99,33 +99,33 @@ export function npyOf({shape, data}) {
   return bytes;
 }
 
-// A list of strings as numpy has it: <U, four bytes a letter.
+// A list of strings as a numpy array: <U, four bytes per character.
 function npyOfTexts(texts) {
-  const letters = texts.map((text) => Array.from(text, (letter) => letter.codePointAt(0)));
-  const longest = Math.max(1, ...letters.map((line) => line.length));
-  const codes = new Int32Array(texts.length * longest);
-  letters.forEach((line, at) => codes.set(line, at * longest));
+  const characters = texts.map((text) => Array.from(text, (character) => character.codePointAt(0)));
+  const maxLength = Math.max(1, ...characters.map((line) => line.length));
+  const codes = new Int32Array(texts.length * maxLength);
+  characters.forEach((line, at) => codes.set(line, at * maxLength));
   const bytes = npyOf({shape: [texts.length], data: codes});
   const [start, type] = [10, `'<i4'`];
   const header = new TextDecoder().decode(bytes.subarray(start, start + bytes[8] + 256 * bytes[9]));
-  const named = header.trimEnd().replace(type, `'<U${longest}'`).padEnd(header.length - 1) + "\n";
+  const named = header.trimEnd().replace(type, `'<U${maxLength}'`).padEnd(header.length - 1) + "\n";
   bytes.set(new TextEncoder().encode(named), start);
   return bytes;
 }
 
-let checks = null;
+let checksumTable = null;
 
 function checksum(bytes) {
-  checks ??= Uint32Array.from({length: 256}, (_, n) => {
+  checksumTable ??= Uint32Array.from({length: 256}, (_, n) => {
     for (let k = 0; k < 8; k++) n = n & 1 ? 0xedb88320 ^ (n >>> 1) : n >>> 1;
     return n >>> 0;
   });
   let sum = 0xffffffff;
-  for (const byte of bytes) sum = checks[(sum ^ byte) & 255] ^ (sum >>> 8);
+  for (const byte of bytes) sum = checksumTable[(sum ^ byte) & 255] ^ (sum >>> 8);
   return (sum ^ 0xffffffff) >>> 0;
 }
 
-// Files as a zip that is stored, not compressed.
+// Files as a zip archive without compression.
 export function zipped(files) {
   const [parts, listed] = [[], []];
   let at = 0;
@@ -135,14 +135,14 @@ export function zipped(files) {
     const tail = [checksum(bytes), bytes.length, bytes.length];
     const local = new DataView(new ArrayBuffer(30));
     local.setUint32(0, 0x04034b50, true);
-    fields.forEach((value, place) => local.setUint16(4 + 2 * place, value, true));
-    tail.forEach((value, place) => local.setUint32(14 + 4 * place, value, true));
+    fields.forEach((value, index) => local.setUint16(4 + 2 * index, value, true));
+    tail.forEach((value, index) => local.setUint32(14 + 4 * index, value, true));
     local.setUint16(26, title.length, true);
     const entry = new DataView(new ArrayBuffer(46));
     entry.setUint32(0, 0x02014b50, true);
     entry.setUint16(4, 20, true);
-    fields.forEach((value, place) => entry.setUint16(6 + 2 * place, value, true));
-    tail.forEach((value, place) => entry.setUint32(16 + 4 * place, value, true));
+    fields.forEach((value, index) => entry.setUint16(6 + 2 * index, value, true));
+    tail.forEach((value, index) => entry.setUint32(16 + 4 * index, value, true));
     entry.setUint16(28, title.length, true);
     entry.setUint32(42, at, true);
     parts.push(local, title, bytes);

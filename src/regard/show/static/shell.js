@@ -1,12 +1,12 @@
-// What stands around a view: title, texts, the bar, help, saving, and in the live page the question box.
+// The frame around a view: title, texts, the bar, help, saving, and in the live page the form for another text.
 import {element, hideValue, visible, word} from "./dom.js";
 import {saveNPZ, savePNG, saveSVG} from "./save.js";
 import {summaries, summariesFor} from "./merge.js";
 import {Texts} from "./texts.js";
 
 const commonKeys = [
-  ["[ ]", "layer before, layer after"], [", .", "head before, head after"], ["w", "words or subwords"], ["s", "next summary of heads"],
-  ["t", "next theme: as the system, light, dark"], ["arrows", "move the row and the column"], ["Escape", "nothing selected"], ["?", "this help"],
+  ["[ ]", "previous or next layer"], [", .", "previous or next head"], ["w", "words or subwords"], ["s", "next summary of heads"],
+  ["t", "next theme: system, light, dark"], ["arrows", "move the query and the key"], ["Escape", "clear the selection"], ["?", "this help"],
 ];
 
 function picker(id, title, change) {
@@ -14,7 +14,7 @@ function picker(id, title, change) {
   return {list, whole: element("label", {class: "pick"}, list)};
 }
 
-// Options of a list, replaced only when they are others: [[value, text, can be chosen], ...].
+// The options of a list, replaced only when they change: [[value, text, enabled], ...].
 function fill(list, options, value) {
   const key = JSON.stringify(options);
   if (list.dataset.options !== key) {
@@ -34,10 +34,10 @@ export class Shell {
     this.about = element("p", {class: "quiet", id: "about"});
     this.tabs = element("nav", {id: "views", "aria-label": "Views"});
     this.note = element("p", {id: "note", class: "quiet"});
-    this.look = picker("look", "model", (value) => state.set({look: Number(value)}));
+    this.trace = picker("trace", "model", (value) => state.set({trace: Number(value)}));
     this.layer = picker("layer", "layer", (value) => state.set({layer: value}));
     this.head = picker("head", "head", (value) => state.set({head: Number(value), summary: state.get("summary") === "norm" ? "norm" : "head"}));
-    this.summary = picker("summary", "heads as one", (value) => state.set({summary: value}));
+    this.summary = picker("summary", "summary of heads", (value) => state.set({summary: value}));
     this.theme = picker("theme", "theme", (value) => state.set({theme: value}));
     this.words = element("input", {type: "checkbox", id: "words", onchange: () => state.set({words: this.words.checked})});
     this.wordsLabel = element("label", {class: "check"}, this.words, "whole words");
@@ -49,7 +49,7 @@ export class Shell {
     document.addEventListener("click", this.onclick);
     const skip = element("a", {class: "skip", href: "#view"}, "Skip to the view");
     skip.addEventListener("click", (event) => {
-      event.preventDefault(); // the address holds the selection
+      event.preventDefault(); // the hash of the address holds the selection
       this.view.focus();
     });
     const helper = element("button", {id: "open-help", title: "help (?)", "aria-label": "help", onclick: () => this.help.showModal()}, "?");
@@ -58,14 +58,14 @@ export class Shell {
       element("header", {id: "top"},
         element("div", {class: "names"}, element("h1", {}, word(page.title)), this.about),
         element("div", {class: "corner"}, this.theme.whole, this.saving, helper)),
-      page.live ? this.makeAsking() : null,
+      page.live ? this.makeTraceForm() : null,
       this.texts.root,
       element("div", {id: "bar"}, this.tabs,
-        element("div", {id: "choices", role: "group", "aria-label": "What is shown"},
-          this.look.whole, this.layer.whole, this.head.whole, this.summary.whole, this.wordsLabel)),
+        element("div", {id: "choices", role: "group", "aria-label": "Selection"},
+          this.trace.whole, this.layer.whole, this.head.whole, this.summary.whole, this.wordsLabel)),
       this.note,
       this.view,
-      element("p", {id: "said", class: "unseen", role: "status", "aria-live": "polite"}),
+      element("p", {id: "status", class: "visually-hidden", role: "status", "aria-live": "polite"}),
       this.help,
     ].filter(Boolean);
     document.title = visible(page.title);
@@ -78,14 +78,14 @@ export class Shell {
 
   fail(error) {
     this.note.textContent = `This could not be shown: ${visible(error.message)}`;
-    this.app.say(this.note.textContent);
+    this.app.announce(this.note.textContent);
   }
 
   update() {
     const {app} = this;
     const {state, page} = app;
-    const [look, layer] = [app.look(), app.layer()];
-    this.about.replaceChildren(word(look.label, {class: "label"}), look.label && look.about ? " · " : "", word(look.about));
+    const [trace, layer] = [app.trace(), app.layer()];
+    this.about.replaceChildren(word(trace.label, {class: "label"}), trace.label && trace.model ? " · " : "", word(trace.model));
     const fitting = app.views();
     const current = fitting.find((view) => view.name === state.get("view"));
     if (this.tabs.dataset.names !== fitting.map(({name}) => name).join()) {
@@ -97,18 +97,18 @@ export class Shell {
       if (tab.id === `tab-${current?.name}`) tab.setAttribute("aria-current", "page");
       else tab.removeAttribute("aria-current");
     }
-    const without = look.layers.length ? "" : " This model has no attention; these views show what it has instead.";
-    this.note.textContent = current ? `${current.about}${without}` : "";
-    this.look.whole.hidden = page.looks.length < 2 || page.slider;
-    fill(this.look.list, page.looks.map(({label}, at) => [at, label]), state.get("look"));
+    const noAttention = trace.layers.length ? "" : " This model has no attention; these views show what it has instead.";
+    this.note.textContent = current ? `${current.about}${noAttention}` : "";
+    this.trace.whole.hidden = page.traces.length < 2 || page.slider;
+    fill(this.trace.list, page.traces.map(({label}, at) => [at, label]), state.get("trace"));
     for (const part of [this.layer.whole, this.head.whole, this.summary.whole]) part.hidden = !layer;
-    const merged = Object.values(look.sides).some((side) => side.words.length < side.tokens.length);
+    const merged = Object.values(trace.sides).some((side) => side.word_spans.length < side.tokens.length);
     this.wordsLabel.hidden = !layer?.weights || !merged;
     this.words.checked = state.get("words");
     fill(this.theme.list, [["auto", "auto theme"], ["light", "light"], ["dark", "dark"]], state.get("theme"));
     if (layer) {
       const fits = summariesFor(layer);
-      fill(this.layer.list, look.layers.map(({name}) => [name, name]), layer.name);
+      fill(this.layer.list, trace.layers.map(({name}) => [name, name]), layer.name);
       fill(this.head.list, Array.from({length: layer.heads}, (_, head) => [head, `head ${head}`]), state.get("head"));
       fill(this.summary.list, Object.entries(summaries).map(([kind, text]) => [kind, text, fits.includes(kind)]), state.get("summary"));
     }
@@ -136,7 +136,7 @@ export class Shell {
     try {
       const made = await this.handle.save[kind]();
       await {png: savePNG, svg: saveSVG, npz: saveNPZ}[kind](name, made);
-      this.app.say(`saved ${name}.${kind}`);
+      this.app.announce(`saved ${name}.${kind}`);
     } catch (error) {
       this.fail(error);
     }
@@ -151,7 +151,7 @@ export class Shell {
     } catch {
       this.note.textContent = link; // a page opened from a file may have no clipboard
     }
-    this.app.say(this.note.textContent);
+    this.app.announce(this.note.textContent);
   }
 
   makeHelp() {
@@ -159,25 +159,25 @@ export class Shell {
     const close = element("button", {onclick: () => dialog.close()}, "Close");
     const dialog = element("dialog", {id: "help", "aria-label": "Help"}, element("h2", {}, "Keys"),
       element("dl", {}, this.app.views().map((view) => row([view.key, `${view.title}: ${view.about}`])), commonKeys.map(row)),
-      element("p", {class: "quiet"}, "A row is a token that looks, a column one that is looked at. Weights of a row sum to one."), close);
+      element("p", {class: "quiet"}, "Rows are queries, columns are keys. The weights of a query sum to one."), close);
     return dialog;
   }
 
-  makeAsking() {
-    const [text, target] = [element("input", {id: "ask-text", type: "text", placeholder: "another text", "aria-label": "text"}),
-      element("input", {id: "ask-target", type: "text", placeholder: "target (or leave it to the model)", "aria-label": "target"})];
-    [text.value, target.value] = [this.app.asked?.text ?? "", this.app.asked?.target ?? ""];
-    const send = element("button", {type: "submit"}, "Look");
-    const crossing = this.app.page.looks[0].shape !== "encoder";
-    const form = element("form", {id: "ask"}, text, crossing ? target : null, send);
+  makeTraceForm() {
+    const [text, target] = [element("input", {id: "trace-text", type: "text", placeholder: "another text", "aria-label": "text"}),
+      element("input", {id: "trace-target", type: "text", placeholder: "target (default: the model generates it)", "aria-label": "target"})];
+    [text.value, target.value] = [this.app.request?.text ?? "", this.app.request?.target ?? ""];
+    const send = element("button", {type: "submit"}, "Trace");
+    const hasTarget = this.app.page.traces[0].shape !== "encoder";
+    const form = element("form", {id: "trace-form"}, text, hasTarget ? target : null, send);
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       send.disabled = true;
-      this.note.textContent = "Looking …";
-      this.app.say(this.note.textContent);
+      this.note.textContent = "Tracing …";
+      this.app.announce(this.note.textContent);
       try {
-        const question = {text: text.value, target: target.value || null};
-        this.app.replace(await this.app.store.post("look", question), question);
+        const request = {text: text.value, target: target.value || null};
+        this.app.replace(await this.app.store.post("trace", request), request);
       } catch (error) {
         this.fail(error);
         send.disabled = false;
@@ -190,18 +190,18 @@ export class Shell {
     const {app} = this;
     const {state} = app;
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.('select, textarea, input:not([type="checkbox"])') || this.help.open) return;
-    const look = app.look();
+    const trace = app.trace();
     const layer = app.layer();
     const next = (list, value, step) => list[(list.indexOf(value) + step + list.length) % list.length];
-    const names = look.layers.map(({name}) => name);
+    const names = trace.layers.map(({name}) => name);
     const view = app.views().find(({key}) => key === event.key);
-    const acts = {
+    const actions = {
       "?": () => this.help.showModal(),
       t: () => state.set({theme: next(["auto", "light", "dark"], state.get("theme"), 1)}),
       Escape: () => state.set({row: null, column: null}),
     };
     if (layer) {
-      Object.assign(acts, {
+      Object.assign(actions, {
         "[": () => state.set({layer: next(names, layer.name, -1)}),
         "]": () => state.set({layer: next(names, layer.name, 1)}),
         ",": () => state.set({head: (state.get("head") + layer.heads - 1) % layer.heads}),
@@ -210,7 +210,7 @@ export class Shell {
         s: () => state.set({summary: next(summariesFor(layer), state.get("summary"), 1)}),
       });
     }
-    const act = view ? () => state.set({view: view.name}) : acts[event.key];
+    const act = view ? () => state.set({view: view.name}) : actions[event.key];
     if (!act) return;
     event.preventDefault();
     act();

@@ -1,29 +1,29 @@
-// What is selected, shared by all views and kept in the address: #view=matrix&layer=decoder.0.cross&head=2
+// The selection, shared by all views and stored in the address: #view=matrix&layer=decoder.0.cross&head=2
 
-const firstState = {
-  look: 0, view: "overview", layer: "", head: 0, row: null, column: null, // row and column are tokens of the layer's sides
-  words: false, heads: null, summary: "head", theme: "auto", // heads: those mixed in the head view, null for all
+const defaults = {
+  trace: 0, view: "overview", layer: "", head: 0, row: null, column: null, // row and column: tokens of the layer's sides
+  words: false, heads: null, summary: "head", theme: "auto", // heads: those drawn in the head view, null for all
 };
-const yesOrNo = ["words"];
+const booleans = ["words"];
 const addressPause = 200; // milliseconds
 
-// "a=1&b=x" as an object of strings, numbers, lists of numbers and yesOrNo.
+// "a=1&b=x" as an object of strings, numbers, lists of numbers and booleans.
 export function parsed(hash) {
   const found = {};
   for (const [name, text] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!/^[a-z]+$/.test(name) || text === "") continue;
-    if (yesOrNo.includes(name)) found[name] = text === "yes";
+    if (booleans.includes(name)) found[name] = text === "yes";
     else if (name === "heads") found[name] = text.split(".").filter((part) => /^\d+$/.test(part)).map(Number);
     else found[name] = /^-?\d+(\.\d+)?$/.test(text) && name !== "layer" ? Number(text) : text;
   }
   return found;
 }
 
-// The inverse; what is as at first is left out, so that addresses stay short.
+// The inverse; defaults are left out, so that addresses stay short.
 export function written(values) {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
-    if (value === null || value === undefined || String(value) === String(firstState[name])) continue;
+    if (value === null || value === undefined || String(value) === String(defaults[name])) continue;
     parts.set(name, value === true ? "yes" : value === false ? "no" : Array.isArray(value) ? value.join(".") : value);
   }
   return parts.toString();
@@ -34,7 +34,7 @@ export class State {
   constructor(hash) {
     const given = parsed(hash);
     this.given = "view" in given; // whether the address names a view
-    this.values = {...firstState, ...given};
+    this.values = {...defaults, ...given};
     this.watchers = new Set();
   }
 
@@ -42,7 +42,7 @@ export class State {
     return this.values[name] ?? null;
   }
 
-  // Change some values; watchers hear of it once, and only if something is different.
+  // Change some values; watchers are called once, and only if something differs.
   set(changes) {
     const different = Object.keys(changes).filter((name) => String(changes[name]) !== String(this.values[name]));
     if (!different.length) return;
@@ -52,7 +52,7 @@ export class State {
     for (const watcher of [...this.watchers]) watcher(different);
   }
 
-  // Write the selection into the address, a few times a second at most: browsers stop listening to who does it more often.
+  // Write the selection into the address a few times per second at most: browsers ignore more frequent changes.
   address() {
     if (this.waiting) {
       this.late = true;
@@ -70,14 +70,14 @@ export class State {
     }
   }
 
-  // Another address was typed or gone back to.
+  // Read an address that was typed or navigated to.
   read(hash) {
     if (!hash.includes("=")) return;
     const none = Object.fromEntries(Object.keys(this.values).map((name) => [name, null]));
-    this.set({...none, ...firstState, ...parsed(hash)});
+    this.set({...none, ...defaults, ...parsed(hash)});
   }
 
-  // f(names of what changed) after each change; returns a function that ends it.
+  // Call f(names of the changed values) after each change; returns a function that stops it.
   watch(f) {
     this.watchers.add(f);
     return () => this.watchers.delete(f);

@@ -1,23 +1,23 @@
-// The texts above every view: click a token to choose a row; what it looks at is shaded.
+// The texts above every view: click a token to select a query; the keys it attends to are shaded.
 import {element, number} from "./dom.js";
 import {shade, strength} from "./colour.js";
 import {textsOf, tokenAt, unitAt} from "./merge.js";
 import {tokenWord} from "./tokens.js";
 
-const shownAtOnce = 400; // tokens of a text
-const sideTitles = {source: "source", read: "reads", said: "says"};
+const maxShown = 400; // tokens of a text
+const sideTitles = {source: "source", decoder_input: "input", target: "target"};
 
-// Which sides stand above a view: the source, and of the target what the selected layer's rows are.
-function sidesShown(look, layer) {
-  const target = layer && layer.rows !== "source" ? layer.rows : look.sides.said ? "said" : "read";
-  return ["source", target].filter((name) => look.sides[name]);
+// The sides above a view: the source, and the decoder input or the target, whichever has the queries.
+function sidesShown(trace, layer) {
+  const target = layer && layer.rows !== "source" ? layer.rows : trace.sides.target ? "target" : "decoder_input";
+  return ["source", target].filter((name) => trace.sides[name]);
 }
 
-// Which words of the source and of what is said belong together, as Moses writes it.
+// The word alignment in the Moses (Pharaoh) format.
 function alignmentLine({alignment}) {
   if (!alignment) return [];
-  const title = "words of the source and of what is said, counted from 0, as Moses writes them";
-  return [element("div", {class: "line", title}, element("span", {class: "side"}, "aligned"), element("span", {id: "alignment", class: "quiet"}, alignment))];
+  const title = "aligned words of source and target, counted from 0, in the Moses format";
+  return [element("div", {class: "line", title}, element("span", {class: "side"}, "alignment"), element("span", {id: "alignment", class: "quiet"}, alignment))];
 }
 
 export class Texts {
@@ -30,26 +30,26 @@ export class Texts {
 
   async update() {
     const {app} = this;
-    const [look, layer, words] = [app.look(), app.layer(), app.state.get("words")];
-    const names = sidesShown(look, layer);
-    const parts = names.map((name) => this.part(look.sides[name], words, name, layer));
-    const drawn = JSON.stringify([app.state.get("look"), names, words, layer?.rows, layer?.columns, parts]);
+    const [trace, layer, words] = [app.trace(), app.layer(), app.state.get("words")];
+    const names = sidesShown(trace, layer);
+    const parts = names.map((name) => this.part(trace.sides[name], words, name, layer));
+    const drawn = JSON.stringify([app.state.get("trace"), names, words, layer?.rows, layer?.columns, parts]);
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       this.units.clear();
-      this.root.replaceChildren(...names.map((name, at) => this.line(look.sides[name], name, words, parts[at], layer)), ...alignmentLine(look));
+      this.root.replaceChildren(...names.map((name, at) => this.line(trace.sides[name], name, words, parts[at], layer)), ...alignmentLine(trace));
     }
-    await this.shadeAll(look, layer, words);
+    await this.shadeAll(trace, layer, words);
   }
 
-  // The part of a long text that is shown: around what is selected.
+  // The shown part of a long text, around the selected token.
   part(side, words, name, layer) {
     const count = textsOf(side, words).length;
-    if (count <= shownAtOnce) return [0, count];
+    if (count <= maxShown) return [0, count];
     const token = (layer?.rows === name ? this.app.state.get("row") : this.app.state.get("column")) ?? 0;
-    const half = shownAtOnce / 2;
-    const start = Math.max(0, Math.min(count - shownAtOnce, Math.floor(unitAt(side, words, token) / half) * half - half / 2));
-    return [start, start + shownAtOnce];
+    const half = maxShown / 2;
+    const start = Math.max(0, Math.min(count - maxShown, Math.floor(unitAt(side, words, token) / half) * half - half / 2));
+    return [start, start + maxShown];
   }
 
   line(side, name, words, [start, stop], layer) {
@@ -73,8 +73,8 @@ export class Texts {
       next.focus();
       next.click();
     });
-    const alone = Object.keys(this.app.look().sides).length === 1;
-    return element("div", {class: "line", "data-side": name}, element("span", {class: "side"}, alone ? "text" : sideTitles[name]), group);
+    const only = Object.keys(this.app.trace().sides).length === 1;
+    return element("div", {class: "line", "data-side": name}, element("span", {class: "side"}, only ? "text" : sideTitles[name]), group);
   }
 
   choose(what, side, words, unit) {
@@ -84,31 +84,31 @@ export class Texts {
     state.set({[what]: now !== null && unitAt(side, words, now) === unit ? null : token});
   }
 
-  async shadeAll(look, layer, words) {
+  async shadeAll(trace, layer, words) {
     const {state} = this.app;
     const row = state.get("row");
     const weights = layer && row !== null ? await this.app.row(row) : null;
     if (weights && (state.get("row") !== row || this.app.layer() !== layer)) return;
-    const whole = layer?.weights || this.app.page.live; // else only the weightiest keys are known
+    const whole = layer?.weights || this.app.page.live; // else only the top keys are known
     for (const [name, {found, start, chooses}] of this.units) {
-      const at = (token) => (token === null ? -1 : unitAt(look.sides[name], words, token));
-      const looked = weights && layer.columns === name;
-      const most = looked && state.get("summary") === "norm" ? Math.max(...weights) : 1;
+      const at = (token) => (token === null ? -1 : unitAt(trace.sides[name], words, token));
+      const hasKeys = weights && layer.columns === name;
+      const most = hasKeys && state.get("summary") === "norm" ? Math.max(...weights) : 1;
       const chosen = layer?.rows === name ? at(row) : -1;
-      const aimed = layer?.columns === name ? at(state.get("column")) : -1;
-      const pressed = chooses === "row" ? chosen : aimed;
-      found.forEach((token, place) => {
-        const unit = start + place;
-        const share = looked ? strength(weights[unit], most) : 0;
+      const chosenKey = layer?.columns === name ? at(state.get("column")) : -1;
+      const pressed = chooses === "row" ? chosen : chosenKey;
+      found.forEach((token, index) => {
+        const unit = start + index;
+        const share = hasKeys ? strength(weights[unit], most) : 0;
         token.style.backgroundColor = share > 0.08 ? shade(share * 0.85) : "";
         token.classList.toggle("strong", share > 0.6);
         token.classList.toggle("chosen", unit === chosen);
-        token.classList.toggle("aimed", unit === aimed);
-        if (looked && (whole || weights[unit] > 0)) token.title = number(weights[unit]);
+        token.classList.toggle("chosen-key", unit === chosenKey);
+        if (hasKeys && (whole || weights[unit] > 0)) token.title = number(weights[unit]);
         else token.removeAttribute("title");
         if (!chooses) return;
         token.setAttribute("aria-pressed", unit === pressed ? "true" : "false");
-        token.tabIndex = unit === pressed || (pressed < 0 && place === 0) ? 0 : -1;
+        token.tabIndex = unit === pressed || (pressed < 0 && index === 0) ? 0 : -1;
       });
     }
   }

@@ -1,10 +1,10 @@
-// A matrix at every size: levels in which a cell is the greatest of two by two, painted tile by tile and kept.
+// A matrix at every zoom: max-pooled levels (two by two), painted tile by tile and cached.
 import {paint, strength} from "./colour.js";
 
 const tileSize = 256; // cells of a tile
-const mostTiles = 160;
+const maxTiles = 160;
 
-// The next coarser level: each cell the greatest of 2 x 2.
+// The next coarser level: each cell is the maximum of 2 x 2.
 function halved({rows, columns, data}) {
   const [tall, wide] = [Math.ceil(rows / 2), Math.ceil(columns / 2)];
   const made = new Float32Array(tall * wide);
@@ -24,18 +24,18 @@ function cut({columns, data}, top, left, tall, wide) {
   return part;
 }
 
-// The name of a tile that the server gives, `step` units long.
-const askedKey = (step, top, left) => `asked ${step} ${top} ${left}`;
+// The cache key of a tile from the server, `step` units long.
+const fetchedKey = (step, top, left) => `fetched ${step} ${top} ${left}`;
 
 export class Tiles {
   // matrix: {rows, columns, data}. units: [T, S], what it covers; more than its cells when it is pooled.
-  // ask(rows, columns, size), when given, brings finer tiles of a pooled matrix; came() is called when they are there.
-  constructor(matrix, [tall, wide], {ask = null, came = () => {}} = {}) {
-    Object.assign(this, {tall, wide, ask, came});
+  // fetchTiles(rows, columns, size), if given, fetches finer tiles of a pooled matrix; onTiles() is called when they arrive.
+  constructor(matrix, [tall, wide], {fetchTiles = null, onTiles = () => {}} = {}) {
+    Object.assign(this, {tall, wide, fetchTiles, onTiles});
     this.levels = [matrix];
-    this.kept = new Map();
-    this.exact = new Map(); // tiles of the server in which a cell is one weight, while they are kept
-    // A floor, so that attention spread evenly over many tokens stays as faint as it is.
+    this.cache = new Map();
+    this.exact = new Map(); // cached tiles of the server in which a cell is one weight
+    // A floor: attention spread evenly over many tokens stays faint.
     this.most = Math.min(0.25, matrix.most ?? 1);
     for (const value of matrix.data) if (value > this.most) this.most = value;
   }
@@ -46,12 +46,12 @@ export class Tiles {
   }
 
   keep(key, canvas) {
-    if (this.kept.size >= mostTiles) {
-      const oldest = this.kept.keys().next().value;
-      this.kept.delete(oldest);
+    if (this.cache.size >= maxTiles) {
+      const oldest = this.cache.keys().next().value;
+      this.cache.delete(oldest);
       this.exact.delete(oldest);
     }
-    this.kept.set(key, canvas);
+    this.cache.set(key, canvas);
     return canvas;
   }
 
@@ -59,14 +59,14 @@ export class Tiles {
     return paint(document.createElement("canvas"), data, rows, columns, (value) => strength(value, this.most, this.wide));
   }
 
-  // The weight itself, where the server has given it, else null.
+  // The exact weight if the server has sent it, else null.
   exactly(row, column) {
     const [top, left] = [row - (row % tileSize), column - (column % tileSize)];
-    const part = this.exact.get(askedKey(tileSize, top, left));
+    const part = this.exact.get(fetchedKey(tileSize, top, left));
     return part ? part.data[(row - top) * part.columns + column - left] : null;
   }
 
-  // Draw what is between rows [a, b] and columns [c, d] (in units) so that unit (t, s) is at x + s * scale, y + t * scale.
+  // Draw rows [a, b] and columns [c, d] (in units) so that unit (t, s) is at x + s * scale, y + t * scale.
   draw(context, [a, b], [c, d], x, y, scale) {
     const first = this.levels[0];
     const [down, across] = [this.tall / first.rows, this.wide / first.columns]; // units of one cell of the finest level
@@ -80,31 +80,31 @@ export class Tiles {
         const [top, left] = [i * tileSize, j * tileSize];
         const [rows, columns] = [Math.min(tileSize, level.rows - top), Math.min(tileSize, level.columns - left)];
         const key = `${number} ${i} ${j}`;
-        const tile = this.kept.get(key) ?? this.keep(key, this.painted(cut(level, top, left, rows, columns), rows, columns));
+        const tile = this.cache.get(key) ?? this.keep(key, this.painted(cut(level, top, left, rows, columns), rows, columns));
         context.drawImage(tile, x + left * columnUnits * scale, y + top * rowUnits * scale, columns * columnUnits * scale, rows * rowUnits * scale);
       }
     }
-    if (this.ask && number === 0 && scale * Math.max(down, across) > 2) this.finer(context, [a, b], [c, d], x, y, scale);
+    if (this.fetchTiles && number === 0 && scale * Math.max(down, across) > 2) this.finer(context, [a, b], [c, d], x, y, scale);
   }
 
-  // Tiles of the server over the pooled ones, as fine as the screen.
+  // Tiles of the server over the pooled ones, as fine as the screen shows.
   finer(context, [a, b], [c, d], x, y, scale) {
     const step = tileSize * 2 ** Math.max(0, Math.ceil(Math.log2(1 / scale) - 1e-9));
     for (let top = Math.floor(Math.max(0, a) / step) * step; top < Math.min(b, this.tall); top += step) {
       for (let left = Math.floor(Math.max(0, c) / step) * step; left < Math.min(d, this.wide); left += step) {
         const [bottom, right] = [Math.min(this.tall, top + step), Math.min(this.wide, left + step)];
-        const key = askedKey(step, top, left);
-        const tile = this.kept.get(key);
+        const key = fetchedKey(step, top, left);
+        const tile = this.cache.get(key);
         // The server's tiles are whole units long, so the last ones may reach beyond the matrix.
         const [down, across] = [Math.ceil((bottom - top) / tileSize), Math.ceil((right - left) / tileSize)];
         if (tile) context.drawImage(tile, x + left * scale, y + top * scale, tile.width * across * scale, tile.height * down * scale);
         else if (tile === undefined) {
-          this.kept.set(key, null); // asked for, not yet here
-          this.ask([top, bottom], [left, right], tileSize).then(({shape, data}) => {
+          this.cache.set(key, null); // requested, not yet here
+          this.fetchTiles([top, bottom], [left, right], tileSize).then(({shape, data}) => {
             this.keep(key, this.painted(data, shape[0], shape[1]));
             if (step === tileSize) this.exact.set(key, {columns: shape[1], data});
-            this.came();
-          }, () => this.kept.delete(key));
+            this.onTiles();
+          }, () => this.cache.delete(key));
         }
       }
     }

@@ -1,35 +1,35 @@
-// Lines of tokens to choose from, shared by the views that follow one token.
+// Strips of tokens to choose from, choosers and a player, shared by several views.
 import {element, hideValue, number, showValue, visible} from "./dom.js";
 import {shade, strength} from "./colour.js";
 
-const stripLength = 240; // of a long text only the tokens around the chosen one are there
+const stripLength = 240; // tokens shown of a long text, around the selected one
 
-// A place in a list, whatever an address says.
+// A valid index of a list, whatever an address says.
 export function within(value, length, otherwise = 0) {
   return Number.isInteger(value) && value >= 0 && value < length ? value : Math.max(0, Math.min(otherwise, length - 1));
 }
 
-// Of several answers that are waited for only the newest counts: `const mine = turn(); await ...; if (!mine()) return;`
-export function turns() {
-  let now = 0;
+// Only the latest of several asynchronous calls counts: `const isLatest = startCall(); await ...; if (!isLatest()) return;`
+export function latestCall() {
+  let latest = 0;
   return () => {
-    const mine = ++now;
-    return () => mine === now;
+    const call = ++latest;
+    return () => call === latest;
   };
 }
 
-// Where an arrow key leads in a line, or null.
+// The index that an arrow key moves to, or null.
 export function moved(key, at, length) {
-  const ways = {ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: length - 1};
-  return key in ways ? Math.max(0, Math.min(length - 1, ways[key])) : null;
+  const targets = {ArrowLeft: at - 1, ArrowUp: at - 1, ArrowRight: at + 1, ArrowDown: at + 1, Home: 0, End: length - 1};
+  return key in targets ? Math.max(0, Math.min(length - 1, targets[key])) : null;
 }
 
-// What a token looks like where it stands alone: nothing at all would not be seen.
+// The text of a token; an empty one gets a visible sign.
 export function tokenText(text) {
   return visible(text) || "∅";
 }
 
-// A token as an element, the sign of a space before it made faint.
+// A token as an element; the marker of a leading space is faint.
 export function tokenWord(text, attributes) {
   const [space] = text.match(/^▁+/) ?? [""];
   return element("bdi", attributes, element("span", {class: "space"}, space), tokenText(text).slice(space.length));
@@ -40,7 +40,7 @@ function around(chosen, length) {
   return [start, Math.min(length, start + stripLength)];
 }
 
-// A line of tokens of which one is chosen, by click or arrow keys. show({tokens, chosen, weights?, later?}) draws it; weights colour it.
+// A strip of tokens of which one is chosen, by click or arrow keys. show({tokens, chosen, weights?, later?}) draws it; weights colour it.
 export function tokenStrip(name, choose) {
   const root = element("div", {class: "strip", role: "listbox", "aria-label": name, "aria-orientation": "horizontal"});
   let shown = {tokens: null, start: 0, stop: 0, weights: null};
@@ -50,7 +50,7 @@ export function tokenStrip(name, choose) {
     const node = event.target.closest?.("[data-token]");
     return node && root.contains(node) ? Number(node.dataset.token) : null;
   };
-  const tell = (at, x, y) => {
+  const showWeight = (at, x, y) => {
     if (!shown.weights) return;
     const weight = shown.weights[at];
     showValue(x, y, [tokenText(shown.tokens[at]), number(weight)], {row: shown.row, column: at, value: weight});
@@ -63,7 +63,7 @@ export function tokenStrip(name, choose) {
   root.addEventListener("pointermove", (event) => {
     const at = tokenOf(event);
     if (at === null) hideValue();
-    else tell(at, event.clientX, event.clientY);
+    else showWeight(at, event.clientX, event.clientY);
   });
   root.addEventListener("pointerleave", hideValue);
   root.addEventListener("focusout", hideValue);
@@ -78,19 +78,19 @@ export function tokenStrip(name, choose) {
     if (!node) return;
     node.focus();
     const {left, bottom} = node.getBoundingClientRect();
-    tell(to ?? at, left, bottom - 10);
+    showWeight(to ?? at, left, bottom - 10);
   });
 
   function build(tokens, [start, stop]) {
-    const rest = (count, where) => count > 0 && element("span", {class: "rest"}, `${where} ${count} more `);
+    const rest = (count) => count > 0 && element("span", {class: "rest"}, `… ${count} more `);
     const nodes = [];
     for (let at = start; at < stop; at++) {
       nodes.push(tokenWord(tokens[at], {class: "token", role: "option", tabindex: -1, "data-token": at}));
     }
-    root.replaceChildren(...[rest(start, "…"), ...nodes, rest(tokens.length - stop, "…")].filter(Boolean));
+    root.replaceChildren(...[rest(start), ...nodes, rest(tokens.length - stop)].filter(Boolean));
   }
 
-  // chosen: a token, or -1 for none; the keyboard then begins at the first.
+  // chosen: a token, or -1 for none; the keyboard then starts at the first.
   function show({tokens, chosen, weights = null, later = null, row = null}) {
     const at = Math.max(0, chosen);
     const moving = tokens !== shown.tokens || at < shown.start || at >= shown.stop;
@@ -167,8 +167,8 @@ export function player(name, choose, pause = 900) {
   }
 
   const root = element("div", {class: "player", role: "group", "aria-label": name},
-    button("«", "First", () => go(0)), button("‹", "Step back", () => go(at - 1)), play,
-    button("›", "Step on", () => go(at + 1)), button("»", "Last", () => go(length - 1)), slider, count);
+    button("«", "First", () => go(0)), button("‹", "Previous", () => go(at - 1)), play,
+    button("›", "Next", () => go(at + 1)), button("»", "Last", () => go(length - 1)), slider, count);
   function show(newLength, newAt, text) {
     [length, at] = [newLength, newAt];
     slider.max = String(length - 1);

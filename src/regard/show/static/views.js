@@ -6,14 +6,14 @@ import {neuronView} from "./neuron.js";
 import {generationView} from "./generation.js";
 import {positionsView} from "./positions.js";
 import {bucketsView} from "./buckets.js";
-import {offView} from "./off.js";
+import {ablationView} from "./ablation.js";
 import {compareView} from "./compare.js";
-import {nearView} from "./near.js";
+import {neighboursView} from "./neighbours.js";
 
-// A view is {name, title, key, about, fits(look, page), mount(root, app)}; mount returns {update(names), save, unmount?}.
-// update is called once after mounting and after each change of the selection (or of the size) with the names of what changed.
-// A view with `all` shows several looks, and stays when another is selected.
+// A view is {name, title, key, about, fits(trace, page), mount(root, app)}; mount returns {update(names), save, unmount?}.
+// update runs after mounting and after each change of the selection or the size, with the names of the changes.
+// A view with `all` shows several traces, and stays when another is selected.
 // save: {png(): a canvas or an SVG element, svg(): an SVG element in the page, npz(): {name: {shape, data} or strings}}.
 export const views = [
-  overviewView, headView, matrixView, neuronView, generationView, positionsView, bucketsView, offView, compareView, nearView,
+  overviewView, headView, matrixView, neuronView, generationView, positionsView, bucketsView, ablationView, compareView, neighboursView,
 ];

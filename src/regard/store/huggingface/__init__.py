@@ -1,1 +1,1 @@
-"""Hugging Face folders, read and written: one literal table per family."""
+"""Hugging Face's format of model folders: one module per family, and what they share."""

@@ -1,4 +1,4 @@
-"""The published forms of BERT, RoBERTa and DistilBERT."""
+"""BERT, RoBERTa and DistilBERT in Hugging Face's format: weight tables and configs."""
 
 from __future__ import annotations
 
@@ -15,93 +15,93 @@ from regard.layers.linear import LayerNorm
 from regard.layers.positions import Learned
 from regard.models.model import Model, Stack
 from regard.models.readouts import NEXT_SENTENCE, First, Label, Mean, Transform, Vector, Vocabulary
-from regard.store.huggingface.config import PUBLISHED, Family, Published, Settings, Weights, head, pooled_readout
-from regard.store.huggingface.weights import Row, both, cut, row
+from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
+from regard.store.huggingface.weights import Row, drop_rows, row, weight_and_bias
 
-_OURS = "encoder.wiring.layers.{}."
+_OURS = "encoder.layers.{}."
 _LAYER = "encoder.layer.{}."
 
 _EMBED = (
     row("embeddings.token_type_embeddings.weight", "embed.segments.weight"),
-    *both("embeddings.LayerNorm", "embed.norm"),
+    *weight_and_bias("embeddings.LayerNorm", "embed.norm"),
 )
 _LAYERS = (
-    *both(
+    *weight_and_bias(
         f"{_LAYER}attention.self.query+{_LAYER}attention.self.key+{_LAYER}attention.self.value",
         f"{_OURS}self.sublayer.query_key_value",
     ),
-    *both(f"{_LAYER}attention.output.dense", f"{_OURS}self.sublayer.out"),
-    *both(f"{_LAYER}attention.output.LayerNorm", f"{_OURS}self.norm"),
-    *both(f"{_LAYER}intermediate.dense", f"{_OURS}feedforward.sublayer.up"),
-    *both(f"{_LAYER}output.dense", f"{_OURS}feedforward.sublayer.down"),
-    *both(f"{_LAYER}output.LayerNorm", f"{_OURS}feedforward.norm"),
+    *weight_and_bias(f"{_LAYER}attention.output.dense", f"{_OURS}self.sublayer.out"),
+    *weight_and_bias(f"{_LAYER}attention.output.LayerNorm", f"{_OURS}self.norm"),
+    *weight_and_bias(f"{_LAYER}intermediate.dense", f"{_OURS}feedforward.sublayer.up"),
+    *weight_and_bias(f"{_LAYER}output.dense", f"{_OURS}feedforward.sublayer.down"),
+    *weight_and_bias(f"{_LAYER}output.LayerNorm", f"{_OURS}feedforward.norm"),
 )
 BERT_ROWS = (
     row("embeddings.word_embeddings.weight|cls.predictions.decoder.weight", "embed.table.weight"),
     row("embeddings.position_embeddings.weight", "embed.position.weight"),
     *_EMBED,
     *_LAYERS,
-    *both("cls.predictions.transform.dense", "readout.transform.dense"),
-    *both("cls.predictions.transform.LayerNorm", "readout.transform.norm"),
-    row("cls.predictions.decoder.weight", "readout.words.weight"),
-    row("cls.predictions.bias|cls.predictions.decoder.bias", "readout.words.bias"),
-    *both("pooler.dense", "readout.inner"),
-    *both("pooler.dense", "aside.inner"),
-    *both("cls.seq_relationship", "aside.out"),
+    *weight_and_bias("cls.predictions.transform.dense", "readout.transform.dense"),
+    *weight_and_bias("cls.predictions.transform.LayerNorm", "readout.transform.norm"),
+    row("cls.predictions.decoder.weight", "readout.lm_head.weight"),
+    row("cls.predictions.bias|cls.predictions.decoder.bias", "readout.lm_head.bias"),
+    *weight_and_bias("pooler.dense", "readout.inner"),
+    *weight_and_bias("pooler.dense", "auxiliary.inner"),
+    *weight_and_bias("cls.seq_relationship", "auxiliary.out"),
 )
 ROBERTA_ROWS = (
     row("embeddings.word_embeddings.weight|lm_head.decoder.weight", "embed.table.weight"),
-    row("embeddings.position_embeddings.weight", "embed.position.weight", cut(2)),
+    row("embeddings.position_embeddings.weight", "embed.position.weight", drop_rows(2)),
     *_EMBED,
     *_LAYERS,
-    *both("lm_head.dense", "readout.transform.dense"),
-    *both("lm_head.layer_norm", "readout.transform.norm"),
-    row("lm_head.decoder.weight", "readout.words.weight"),
-    row("lm_head.bias|lm_head.decoder.bias", "readout.words.bias"),
+    *weight_and_bias("lm_head.dense", "readout.transform.dense"),
+    *weight_and_bias("lm_head.layer_norm", "readout.transform.norm"),
+    row("lm_head.decoder.weight", "readout.lm_head.weight"),
+    row("lm_head.bias|lm_head.decoder.bias", "readout.lm_head.bias"),
 )
 _DISTILLED = "transformer.layer.{}."
 DISTILBERT_ROWS = (
     row("embeddings.word_embeddings.weight|vocab_projector.weight", "embed.table.weight"),
     row("embeddings.position_embeddings.weight", "embed.position.weight"),
-    *both("embeddings.LayerNorm", "embed.norm"),
-    *both(
+    *weight_and_bias("embeddings.LayerNorm", "embed.norm"),
+    *weight_and_bias(
         f"{_DISTILLED}attention.q_lin+{_DISTILLED}attention.k_lin+{_DISTILLED}attention.v_lin",
         f"{_OURS}self.sublayer.query_key_value",
     ),
-    *both(f"{_DISTILLED}attention.out_lin", f"{_OURS}self.sublayer.out"),
-    *both(f"{_DISTILLED}sa_layer_norm", f"{_OURS}self.norm"),
-    *both(f"{_DISTILLED}ffn.lin1", f"{_OURS}feedforward.sublayer.up"),
-    *both(f"{_DISTILLED}ffn.lin2", f"{_OURS}feedforward.sublayer.down"),
-    *both(f"{_DISTILLED}output_layer_norm", f"{_OURS}feedforward.norm"),
-    *both("vocab_transform", "readout.transform.dense"),
-    *both("vocab_layer_norm", "readout.transform.norm"),
-    row("vocab_projector.weight", "readout.words.weight"),
-    row("vocab_projector.bias", "readout.words.bias"),
-    *both("pre_classifier", "readout.inner"),
+    *weight_and_bias(f"{_DISTILLED}attention.out_lin", f"{_OURS}self.sublayer.out"),
+    *weight_and_bias(f"{_DISTILLED}sa_layer_norm", f"{_OURS}self.norm"),
+    *weight_and_bias(f"{_DISTILLED}ffn.lin1", f"{_OURS}feedforward.sublayer.up"),
+    *weight_and_bias(f"{_DISTILLED}ffn.lin2", f"{_OURS}feedforward.sublayer.down"),
+    *weight_and_bias(f"{_DISTILLED}output_layer_norm", f"{_OURS}feedforward.norm"),
+    *weight_and_bias("vocab_transform", "readout.transform.dense"),
+    *weight_and_bias("vocab_layer_norm", "readout.transform.norm"),
+    row("vocab_projector.weight", "readout.lm_head.weight"),
+    row("vocab_projector.bias", "readout.lm_head.bias"),
+    *weight_and_bias("pre_classifier", "readout.inner"),
 )
-# The readout's last map by architecture; BERT's pooler stands in its own row.
-_CLASSES = {
-    "ForSequenceClassification": both("classifier", "readout.out"),
-    "ForTokenClassification": both("classifier", "readout.out"),
-    "ForQuestionAnswering": both("qa_outputs", "readout.out"),
-    "ForNextSentencePrediction": both("cls.seq_relationship", "readout.out"),
+# The last layer of each head; BERT's pooler has a row of its own.
+_HEADS = {
+    "ForSequenceClassification": weight_and_bias("classifier", "readout.out"),
+    "ForTokenClassification": weight_and_bias("classifier", "readout.out"),
+    "ForQuestionAnswering": weight_and_bias("qa_outputs", "readout.out"),
+    "ForNextSentencePrediction": weight_and_bias("cls.seq_relationship", "readout.out"),
 }
-_ROBERTA_CLASSES = _CLASSES | {
+_ROBERTA_HEADS = _HEADS | {
     "ForSequenceClassification": (
-        *both("classifier.dense", "readout.inner"), *both("classifier.out_proj", "readout.out"),
+        *weight_and_bias("classifier.dense", "readout.inner"), *weight_and_bias("classifier.out_proj", "readout.out"),
     ),
-    "Model": both("pooler.dense", "readout.inner"),
+    "Model": weight_and_bias("pooler.dense", "readout.inner"),
 }  # fmt: skip
 
 
-def _rows(rows: tuple[Row, ...], classes: Mapping[str, tuple[Row, ...]], model: Model) -> tuple[Row, ...]:
-    chosen = *rows, *classes.get(head(model, "")[0], ())
-    match model.readout:
+def _rows(rows: tuple[Row, ...], heads: Mapping[str, tuple[Row, ...]], published: PublishedModel) -> tuple[Row, ...]:
+    chosen = *rows, *heads.get(published.head()[0], ())
+    match published.model.readout:
         case Vocabulary(tied=False):
-            # Beside a table of its own, the bias that counts is the table's.
+            # An untied decoder has a bias of its own, and that one is used.
             return tuple(
-                replace(one, theirs=one.theirs[::-1], repeated=True, loose=True)
-                if one.ours == "readout.words.bias"
+                replace(one, theirs=one.theirs[::-1], write_all_names=True, may_differ=True)
+                if one.ours == "readout.lm_head.bias"
                 else one
                 for one in chosen
             )
@@ -109,171 +109,172 @@ def _rows(rows: tuple[Row, ...], classes: Mapping[str, tuple[Row, ...]], model: 
 
 
 def _encoder(
-    settings: Settings, shape: tuple[int, int, int, int], *, activation: Activation, epsilon: float, longest: int,
-    segments: int, dropouts: tuple[str, str],
+    config: ConfigReader, shape: tuple[int, int, int, int], *, activation: Activation, epsilon: float,
+    max_positions: int, segments: int, dropouts: tuple[str, str],
 ) -> Model:  # fmt: skip
-    """The stack that all three have."""
+    """The embedding and the encoder, which all three share."""
     width, depth, heads, inner = shape
-    dropout = settings.number(dropouts[0], 0.1)
-    settings.leave(dropouts[1])
+    dropout = config.number(dropouts[0], 0.1)
+    config.ignore(dropouts[1])
     layer = SelfAttention(heads), FeedForward(inner, activation)
     return Model(
         width,
-        Embed(Learned(longest), dropout=dropout, segments=segments, norm=LayerNorm(epsilon)),
+        Embed(Learned(max_positions), dropout=dropout, segments=segments, norm=LayerNorm(epsilon)),
         encoder=Stack(depth * (layer,), PostNorm(LayerNorm(epsilon)), dropout),
     )
 
 
-def _read_out(
-    base: Model, settings: Settings, weights: Weights, kind: str, *, table: str, transform: Transform,
+def _with_readout(
+    base: Model, config: ConfigReader, weights: PublishedWeights, head: str, *, matrix: str, transform: Transform,
     inner: Activation, dropout: float,
 ) -> Model:  # fmt: skip
-    """The encoder with what an architecture says."""
-    tied = settings.flag("tie_word_embeddings", True) and weights.same(table, "embeddings.word_embeddings.weight")
-    said = pooled_readout(kind, settings, pool=First(), inner=inner, dropout=dropout)
+    """The encoder with the readout of an architecture; `matrix` is the name of the masked LM's output matrix."""
+    tying = config.boolean("tie_word_embeddings", True)
+    tied = tying and weights.equal_or_missing(matrix, "embeddings.word_embeddings.weight")
+    readout = config.classification_readout(head, pool=First(), inner=inner, dropout=dropout)
     auxiliary = None
-    if kind in ("ForPreTraining", "ForMaskedLM"):
-        said = Vocabulary(tied, True, transform)
+    if head in ("ForPreTraining", "ForMaskedLM"):
+        readout = Vocabulary(tied, True, transform)
         # Files of the first BERTs hold both heads, whatever their config.json says.
         if "cls.seq_relationship.weight" in weights.shapes:
             auxiliary = Label(NEXT_SENTENCE, dropout=dropout)
-    if said is None:
-        pooled = "pooler.dense.weight" in weights.shapes
-        said = Vector(First(), "tanh", normalised=False) if pooled else Vector(Mean(), None, normalised=False)
-    return Model(base.width, base.embed, base.encoder, readout=said, auxiliary=auxiliary)
+    if readout is None:
+        has_pooler = "pooler.dense.weight" in weights.shapes
+        readout = Vector(First(), "tanh", normalised=False) if has_pooler else Vector(Mean(), None, normalised=False)
+    return Model(base.width, base.embed, base.encoder, readout=readout, auxiliary=auxiliary)
 
 
-def _bert(settings: Settings, weights: Weights, architecture: str, *, roberta: bool = False) -> Published:
-    settings.assume("position_embedding_type", "absolute")
-    activation, epsilon = settings.activation("hidden_act", "gelu"), settings.epsilon("layer_norm_eps", 1e-12)
-    longest = settings.whole("max_position_embeddings", 512, least=3)
+def _bert(
+    config: ConfigReader, weights: PublishedWeights, architecture: str, *, roberta: bool = False
+) -> PublishedModel:  # fmt: skip
+    config.assume("position_embedding_type", "absolute")
+    activation, epsilon = config.activation("hidden_act", "gelu"), config.epsilon("layer_norm_eps", 1e-12)
+    max_positions = config.integer("max_position_embeddings", 512, least=3)
     if roberta:
-        settings.assume("pad_token_id", 1)
-    hidden = settings.whole("hidden_size", 768)
+        config.assume("pad_token_id", 1)
+    width = config.integer("hidden_size", 768)
     base = _encoder(
-        settings,
-        (hidden, settings.depth("num_hidden_layers", 12), settings.whole("num_attention_heads", 12),
-         settings.whole("intermediate_size", 3072)),
+        config,
+        (width, config.depth("num_hidden_layers", 12), config.integer("num_attention_heads", 12),
+         config.integer("intermediate_size", 3072)),
         activation=activation,
         epsilon=epsilon,
-        longest=longest - 2 if roberta else longest,
-        segments=settings.whole("type_vocab_size", 2),
+        max_positions=max_positions - 2 if roberta else max_positions,
+        segments=config.integer("type_vocab_size", 2),
         dropouts=("hidden_dropout_prob", "attention_probs_dropout_prob"),
     )  # fmt: skip
-    model = _read_out(
+    model = _with_readout(
         base,
-        settings,
+        config,
         weights,
         architecture.removeprefix("Roberta" if roberta else "Bert"),
-        table="lm_head.decoder.weight" if roberta else "cls.predictions.decoder.weight",
+        matrix="lm_head.decoder.weight" if roberta else "cls.predictions.decoder.weight",
         transform=Transform("gelu" if roberta else activation, LayerNorm(epsilon)),
         inner="tanh",
-        dropout=settings.number("classifier_dropout", 0.1),
+        dropout=config.number("classifier_dropout", 0.1),
     )
-    return Published(model, settings.whole("vocab_size", 50265 if roberta else 30522))
+    return PublishedModel(model, config.integer("vocab_size", 50265 if roberta else 30522))
 
 
-def _distilbert(settings: Settings, weights: Weights, architecture: str) -> Published:
-    activation = settings.activation("activation", "gelu")
+def _distilbert(config: ConfigReader, weights: PublishedWeights, architecture: str) -> PublishedModel:
+    activation = config.activation("activation", "gelu")
     base = _encoder(
-        settings,
-        (settings.whole("dim|hidden_size", 768), settings.depth("n_layers|num_hidden_layers", 6),
-         settings.whole("n_heads|num_attention_heads", 12), settings.whole("hidden_dim", 3072)),
+        config,
+        (config.integer("dim|hidden_size", 768), config.depth("n_layers|num_hidden_layers", 6),
+         config.integer("n_heads|num_attention_heads", 12), config.integer("hidden_dim", 3072)),
         activation=activation,
         epsilon=1e-12,
-        longest=settings.whole("max_position_embeddings", 512),
+        max_positions=config.integer("max_position_embeddings", 512),
         segments=0,
         dropouts=("dropout", "attention_dropout"),
     )  # fmt: skip
-    settings.leave("qa_dropout")
-    model = _read_out(
+    config.ignore("qa_dropout")
+    model = _with_readout(
         base,
-        settings,
+        config,
         weights,
         architecture.removeprefix("DistilBert"),
-        table="vocab_projector.weight",
+        matrix="vocab_projector.weight",
         transform=Transform(activation, LayerNorm(1e-12)),
         inner="relu",
-        dropout=settings.number("seq_classif_dropout", 0.2),
+        dropout=config.number("seq_classif_dropout", 0.2),
     )
-    return Published(model, settings.whole("vocab_size", 30522))
+    return PublishedModel(model, config.integer("vocab_size", 30522))
 
 
-def _configure(published: Published, *, name: str = "Bert") -> dict[str, Any]:
-    model: Any = published.model
-    kind, labels = head(model, "ForMaskedLM")
-    look, feed = model.encoder.layers[0]
+def _bert_config(published: PublishedModel, *, name: str = "Bert") -> dict[str, Any]:
+    head, labels = published.head("ForMaskedLM")
+    encoder = published.encoder
     roberta = name == "Roberta"
     return {
-        "architectures": [f"{name}{kind}"],
+        "architectures": [f"{name}{head}"],
         "vocab_size": published.vocabulary,
-        "hidden_size": model.width,
-        "num_hidden_layers": len(model.encoder.layers),
-        "num_attention_heads": look.heads,
-        "intermediate_size": feed.inner,
-        "max_position_embeddings": getattr(model.embed.position, "longest", 512) + (2 if roberta else 0),
-        "type_vocab_size": model.embed.segments,
-        "hidden_act": PUBLISHED[feed.activation],
-        "layer_norm_eps": model.encoder.join.norm.epsilon,
-        "hidden_dropout_prob": model.encoder.dropout,
+        "hidden_size": published.model.width,
+        "num_hidden_layers": encoder.depth,
+        "num_attention_heads": encoder.attention.heads,
+        "intermediate_size": encoder.feedforward.inner,
+        "max_position_embeddings": published.max_positions() + (2 if roberta else 0),
+        "type_vocab_size": published.embed.segments,
+        "hidden_act": encoder.activation,
+        "layer_norm_eps": encoder.epsilon,
+        "hidden_dropout_prob": encoder.stack.dropout,
         "attention_probs_dropout_prob": 0.0,
-        "classifier_dropout": getattr(model.readout, "dropout", model.encoder.dropout),
-        "tie_word_embeddings": getattr(model.readout, "tied", True) or not isinstance(model.readout, Vocabulary),
+        "classifier_dropout": published.head_dropout(encoder.stack.dropout),
+        "tie_word_embeddings": published.tied,
         **({"pad_token_id": 1} if roberta else {}),
         **labels,
     }
 
 
-def _configure_distilbert(published: Published) -> dict[str, Any]:
-    model: Any = published.model
-    kind, labels = head(model, "ForMaskedLM")
-    look, feed = model.encoder.layers[0]
+def _distilbert_config(published: PublishedModel) -> dict[str, Any]:
+    head, labels = published.head("ForMaskedLM")
+    encoder = published.encoder
     return {
-        "architectures": [f"DistilBert{kind}"],
+        "architectures": [f"DistilBert{head}"],
         "vocab_size": published.vocabulary,
-        "dim": model.width,
-        "n_layers": len(model.encoder.layers),
-        "n_heads": look.heads,
-        "hidden_dim": feed.inner,
-        "max_position_embeddings": getattr(model.embed.position, "longest", 512),
-        "activation": PUBLISHED[feed.activation],
-        "dropout": model.encoder.dropout,
+        "dim": published.model.width,
+        "n_layers": encoder.depth,
+        "n_heads": encoder.attention.heads,
+        "hidden_dim": encoder.feedforward.inner,
+        "max_position_embeddings": published.max_positions(),
+        "activation": encoder.activation,
+        "dropout": encoder.stack.dropout,
         "attention_dropout": 0.0,
-        "seq_classif_dropout": getattr(model.readout, "dropout", model.encoder.dropout),
-        "tie_word_embeddings": getattr(model.readout, "tied", True) or not isinstance(model.readout, Vocabulary),
+        "seq_classif_dropout": published.head_dropout(encoder.stack.dropout),
+        "tie_word_embeddings": published.tied,
         **labels,
     }
 
 
-_KINDS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+_ARCHITECTURES = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 
 BERT = Family(
     "bert",
-    (*(f"Bert{kind}" for kind in _KINDS), "BertForPreTraining", "BertForNextSentencePrediction"),
-    partial(_rows, BERT_ROWS, _CLASSES),
+    (*(f"Bert{head}" for head in _ARCHITECTURES), "BertForPreTraining", "BertForNextSentencePrediction"),
+    partial(_rows, BERT_ROWS, _HEADS),
     _bert,
-    _configure,
+    _bert_config,
     prefix="bert.",
-    outside=r"^(cls|classifier|qa_outputs)\.",
+    unprefixed=r"^(cls|classifier|qa_outputs)\.",
     ignored=(r"^embeddings\.position_ids$", r"^embeddings\.token_type_ids$", r"^pooler\."),
 )
 ROBERTA = Family(
     "roberta",
-    tuple(f"Roberta{kind}" for kind in _KINDS),
-    partial(_rows, ROBERTA_ROWS, _ROBERTA_CLASSES),
+    tuple(f"Roberta{head}" for head in _ARCHITECTURES),
+    partial(_rows, ROBERTA_ROWS, _ROBERTA_HEADS),
     partial(_bert, roberta=True),
-    partial(_configure, name="Roberta"),
+    partial(_bert_config, name="Roberta"),
     prefix="roberta.",
-    outside=r"^(lm_head|classifier|qa_outputs)\.",
+    unprefixed=r"^(lm_head|classifier|qa_outputs)\.",
     ignored=(r"^embeddings\.position_ids$", r"^embeddings\.token_type_ids$", r"^pooler\."),
 )
 DISTILBERT = Family(
     "distilbert",
-    tuple(f"DistilBert{kind}" for kind in _KINDS),
-    partial(_rows, DISTILBERT_ROWS, _CLASSES),
+    tuple(f"DistilBert{head}" for head in _ARCHITECTURES),
+    partial(_rows, DISTILBERT_ROWS, _HEADS),
     _distilbert,
-    _configure_distilbert,
+    _distilbert_config,
     prefix="distilbert.",
-    outside=r"^(vocab_\w+|pre_classifier|classifier|qa_outputs)\.",
+    unprefixed=r"^(vocab_\w+|pre_classifier|classifier|qa_outputs)\.",
     ignored=(r"^embeddings\.position_ids$",),
 )

@@ -1,4 +1,4 @@
-"""Hugging Face's folders, read and written: config.json, weights, tokenizer files, and how the model speaks."""
+"""Hugging Face model folders, read and written: config.json, weights, tokenizer files and generation_config.json."""
 
 from __future__ import annotations
 
@@ -19,55 +19,71 @@ from regard.layers.positions import Axial
 from regard.models.model import Model, Network
 from regard.schema import to_dict, toml_value
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
-from regard.store.generation_config import published_generation, read_generation
+from regard.store.generation_config import read_generation_config, to_huggingface
 from regard.store.huggingface.bert import BERT, DISTILBERT, ROBERTA
-from regard.store.huggingface.config import GENERATION, Family, Published, Settings, Weights
+from regard.store.huggingface.config import (
+    GENERATION_SETTINGS,
+    ConfigReader,
+    Family,
+    PublishedModel,
+    PublishedWeights,
+)
 from regard.store.huggingface.gpt2 import GPT2
 from regard.store.huggingface.marian import MARIAN
 from regard.store.huggingface.reformer import REFORMER
 from regard.store.huggingface.sentence_transformers import (
     is_sentence_folder,
-    read_longest_text,
+    read_max_text_length,
     read_sentence_readout,
     write_sentence_files,
 )
 from regard.store.huggingface.t5 import T5
 from regard.store.huggingface.tokenizers import (
-    Frame,
+    Template,
     Tokenizers,
     has_tokenizer,
-    numbered,
-    read_published,
-    write_published,
+    id_or_none,
+    id_tokenizer,
+    read_huggingface_tokenizers,
+    write_huggingface_tokenizers,
 )
-from regard.store.huggingface.weights import Claim, claims, compare, require_same
-from regard.store.loading import INDEX, LONGEST_TEXT, WEIGHTS, Loaded, fill, is_inside, refuse_pickles, require_finite
+from regard.store.huggingface.weights import Match, Shapes, check_names_and_shapes, match_rows, require_equal
+from regard.store.loading import (
+    INDEX,
+    MAX_TEXT_LENGTH,
+    WEIGHTS,
+    Loaded,
+    is_inside,
+    load_parameters,
+    refuse_pickles,
+    require_finite,
+)
 from regard.version import __version__
 
 FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER)
 _ONLY_BERT = {"hidden_size", "intermediate_size", "type_vocab_size"}
-_KNOWN = {"self_attention", "lsh_attention", "cross_attention", "feed_forward"}
-_FREE = {"dropout", "spread", "weight", "temperature", "slice_length"}  # what no answer depends on
+_PUBLISHED_KINDS = {"self_attention", "lsh_attention", "cross_attention", "feed_forward"}
+_TRAINING_ONLY = {"dropout", "init_std", "weight", "temperature", "slice_length"}  # fields that change no output
 
 
 @dataclass(frozen=True)
 class _Files:
-    """Where each tensor is: its file, by its name there."""
+    """The file and the shape of each tensor, by name."""
 
-    places: Mapping[str, Path]
-    shapes: Mapping[str, tuple[int, ...]]
+    paths: Mapping[str, Path]
+    shapes: Shapes
 
 
-def read_hub(folder: Path, device: torch.device) -> Loaded:
-    """A published folder; never runs code, never unpickles, and allocates nothing before all is known to fit."""
+def read_huggingface(folder: Path, device: torch.device) -> Loaded:
+    """Load a Hugging Face folder; never runs code or unpickles; allocates nothing before config and weights match."""
     config = read_json(folder / "config.json")
     if "auto_map" in config:
         raise messages.REMOTE_CODE(folder=folder)
     family = _family(config, folder)
-    sentences = is_sentence_folder(folder)
+    has_sentence_readout = is_sentence_folder(folder)
     refuse_pickles(folder)
     files = _files(folder)
-    names = {family.stripped(name): name for name in files.shapes}
+    names = {family.without_prefix(name): name for name in files.shapes}
     if len(names) < len(files.shapes):
         raise DamagedFile(f"two tensors of {folder} have the same name but for {family.prefix!r}. Copy them again.")
     shapes = {short: files.shapes[name] for short, name in names.items()}
@@ -77,134 +93,131 @@ def read_hub(folder: Path, device: torch.device) -> Loaded:
         return read_tensors(path)
 
     def read(short: str) -> Tensor:
-        found = tensors_of(files.places[names[short]])[names[short]]
-        if not found.is_floating_point():
-            raise InputError(f"{names[short]} holds {found.dtype}, not numbers of a plain kind ({folder}). "
+        tensor = tensors_of(files.paths[names[short]])[names[short]]
+        if not tensor.is_floating_point():
+            raise InputError(f"{names[short]} holds {tensor.dtype}, not floating-point numbers ({folder}). "
                              "Save the model without quantization.")  # fmt: skip
-        require_finite(names[short], found, folder)
-        return found.float()
+        require_finite(names[short], tensor, folder)
+        return tensor.float()
 
-    where = f"{folder}/config.json"
-    published = _described(family, config, Weights(shapes, read), where)
-    if sentences:
-        vector = read_sentence_readout(folder)
-        published = replace(published, model=replace(published.model, readout=vector, auxiliary=None))
-    claimed = _matched(family, published, shapes, folder, sentences)
-    tensors = {claim.ours: claim.made(read, shapes) for claim in claimed}
-    wanted = {name for claim in claimed for name in claim.theirs if not claim.row.parts}
-    require_same(claimed, {name: read(name) for name in wanted if name in shapes}, folder)
+    published = _from_config(family, config, PublishedWeights(shapes, read), f"{folder}/config.json")
+    if has_sentence_readout:
+        readout = read_sentence_readout(folder)
+        published = replace(published, model=replace(published.model, readout=readout, auxiliary=None))
+    matches = _match(family, published, shapes, folder, has_sentence_readout)
+    tensors = {match.ours: match.to_ours(read, shapes) for match in matches}
+    repeated = {name for match in matches for name in match.theirs if not match.row.concatenated}
+    require_equal(matches, {name: read(name) for name in repeated if name in shapes}, folder)
     network = published.model.build(published.vocabulary, published.source_vocabulary)
-    fill(network, tensors)
-    generation = read_generation(folder, {key: config[key] for key in GENERATION & config.keys()}, network)
-    if sentences:
-        limits = read_longest_text(folder), network.max_positions
-        config[LONGEST_TEXT] = min((limit for limit in limits if limit is not None), default=None)
-    return Loaded(network.to(device).eval(), _words(folder, network, generation), config, generation)
+    load_parameters(network, tensors)
+    older = {key: config[key] for key in GENERATION_SETTINGS & config.keys()}
+    generation_config = read_generation_config(folder, older, network)
+    if has_sentence_readout:
+        limits = read_max_text_length(folder), network.max_positions
+        config[MAX_TEXT_LENGTH] = min((limit for limit in limits if limit is not None), default=None)
+    tokenizers = _read_tokenizers(folder, network, generation_config)
+    return Loaded(network.to(device).eval(), tokenizers, config, generation_config)
 
 
-def write_hub(folder: Path, loaded: Loaded) -> Path:
-    """A published folder of a model that has an equivalent there, whoever trained it."""
-    network = loaded.network
-    published = Published(network.description, network.vocabulary, network.source_vocabulary)
+def write_huggingface(folder: Path, loaded: Loaded) -> Path:
+    """Write a model in Hugging Face's format, if one of its families can hold it."""
+    network, tokenizers = loaded.network, loaded.tokenizers
+    published = PublishedModel(network.description, network.vocabulary, network.source_vocabulary)
     if published.source_vocabulary is not None:
         published = replace(published, model=replace(published.model, shared=False))
-    made = loaded.tokenizers
-    # RoBERTa counts its positions from the tokens that are not number 1, which must be the padding.
-    others = FAMILIES if _or_none(made[0], "pad") == 1 else tuple(one for one in FAMILIES if one is not ROBERTA)
-    was = loaded.config.get("model_type")
-    family, config, tensors = _equivalent(published, network, sorted(others, key=lambda one: one.name != was))
-    config |= {key: loaded.config[key] for key in family.kept if was == family.name and key in loaded.config}
-    says = made[1] or made[0]
-    pad = loaded.generation.get("pad_token_id")  # the two sides may pad with tokens of their own
-    pad = pad if pad in range(network.vocabulary) else says.pad
-    config |= {"bos_token_id": _or_none(says, "begin"), "eos_token_id": says.end, "pad_token_id": pad}
-    if network.encoder is not None and network.decoder is not None:
-        config |= {"decoder_start_token_id": says.begin, "bos_token_id": None}
+    # RoBERTa counts positions of the tokens other than 1, which must be the padding.
+    pads_with_one = id_or_none(lambda: tokenizers[0].pad) == 1
+    families = [family for family in FAMILIES if pads_with_one or family is not ROBERTA]
+    model_type = loaded.config.get("model_type")
+    family, config, tensors = _equivalent(published, network, sorted(families, key=lambda f: f.name != model_type))
+    kept = family.kept_settings if model_type == family.name else ()
+    config |= {key: loaded.config[key] for key in kept if key in loaded.config}
+    config |= _special_token_ids(loaded)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "config.json", json_bytes({
         "model_type": family.name, "dtype": "float32", **config, "regard_version": __version__}))  # fmt: skip
-    speaks = network.decoder is not None
-    if speaks:
-        ids = {key: config[key] for key in GENERATION & config.keys() if config[key] is not None}
-        write_file(folder / "generation_config.json", json_bytes(published_generation(loaded.generation, ids)))
-    frame: Frame = "both" if not speaks else "opening" if network.encoder is None else "end"
-    frame = "end" if family is T5 else frame
-    write_published(folder, made, longest=network.max_positions, frame=frame, segments=_segments(published.model))
-    write_sentence_files(folder, network.description, loaded.config.get(LONGEST_TEXT))
+    if network.decoder is not None:
+        ids = {key: config[key] for key in GENERATION_SETTINGS & config.keys() if config[key] is not None}
+        write_file(folder / "generation_config.json", json_bytes(to_huggingface(loaded.generation_config, ids)))
+    template: Template = "bos_eos" if network.decoder is None else "prompt" if network.encoder is None else "eos"
+    template = "eos" if family is T5 else template
+    segments = network.description.embed.segments if isinstance(network.description.embed, Embed) else 0
+    write_huggingface_tokenizers(
+        folder, tokenizers, max_length=network.max_positions, template=template, segments=segments
+    )
+    write_sentence_files(folder, network.description, loaded.config.get(MAX_TEXT_LENGTH))
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
     return folder
 
 
-def _segments(model: Model) -> int:
-    match model.embed:
-        case Embed(segments=segments):
-            return segments
-    return 0
-
-
-def _or_none(tokenizer: Any, part: str) -> int | None:
-    try:
-        return int(getattr(tokenizer, part))
-    except InputError:
-        return None
+def _special_token_ids(loaded: Loaded) -> dict[str, int | None]:
+    """The ids of special tokens in config.json."""
+    network, target = loaded.network, loaded.tokenizers[1] or loaded.tokenizers[0]
+    pad = loaded.generation_config.get("pad_token_id")  # source and target may have different padding tokens
+    pad = pad if pad in range(network.vocabulary) else target.pad
+    if network.encoder is not None and network.decoder is not None:
+        start = {"decoder_start_token_id": target.bos, "bos_token_id": None}
+    else:
+        start = {"bos_token_id": id_or_none(lambda: target.bos)}
+    return {**start, "eos_token_id": target.eos, "pad_token_id": pad}
 
 
 def _family(config: Mapping[str, Any], folder: Path) -> Family:
-    """Whose form it is; older folders do not say it, but name their class or have settings that only BERT has."""
-    kind, said = config.get("model_type"), config.get("architectures")
-    first = said[0] if isinstance(said, list) and said else None
+    """The family of a config.json; older ones lack model_type, but name an architecture or have settings of BERT."""
+    model_type, architectures = config.get("model_type"), config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else None
     for family in FAMILIES:
-        if family.name == kind or (kind is None and first in family.architectures):
+        if family.name == model_type or (model_type is None and first in family.architectures):
             return family
-    if kind is None and first is None and config.keys() >= _ONLY_BERT:
+    if model_type is None and first is None and config.keys() >= _ONLY_BERT:
         return BERT
-    raise messages.UNKNOWN_ARCHITECTURE(found=kind, folder=folder)
+    raise messages.UNKNOWN_ARCHITECTURE(found=model_type, folder=folder)
 
 
-def _architecture(family: Family, config: Mapping[str, Any], weights: Weights, where: str) -> str:
-    """The class that config.json names, or the bare model where the weights hold nothing that says words."""
-    said = config.get("architectures") or [family.architectures[0]]
-    if not isinstance(said, list) or said[0] not in family.architectures:
-        raise InputError(f"architecture {said!r} is not supported ({where}). "
+def _architecture(family: Family, config: Mapping[str, Any], weights: PublishedWeights, where: str) -> str:
+    """The architecture that config.json names, or the bare model where the weights hold no head."""
+    names = config.get("architectures") or [family.architectures[0]]
+    if not isinstance(names, list) or names[0] not in family.architectures:
+        raise InputError(f"architecture {names!r} is not supported ({where}). "
                          f"regard reads: {', '.join(family.architectures)}.")  # fmt: skip
-    bare = re.sub(r"For(MaskedLM|PreTraining)$", "Model", said[0])
-    if bare in family.architectures and not any(re.search(family.outside, name) for name in weights.shapes):
+    bare = re.sub(r"For(MaskedLM|PreTraining)$", "Model", names[0])
+    if bare in family.architectures and not any(re.search(family.unprefixed, name) for name in weights.shapes):
         return bare
-    return str(said[0])
+    return str(names[0])
 
 
-def _described(family: Family, config: Mapping[str, Any], weights: Weights, where: str) -> Published:
-    """What config.json says, with every setting honoured or refused."""
-    settings = Settings(config, where)
-    settings.leave("regard_version")
-    architecture = _architecture(family, config, weights, where)
+def _from_config(family: Family, values: Mapping[str, Any], weights: PublishedWeights, where: str) -> PublishedModel:
+    """The model that config.json describes; every setting is used or refused."""
+    config = ConfigReader(values, where)
+    config.ignore("regard_version")
+    architecture = _architecture(family, values, weights, where)
     try:
-        published = family.describe(settings, weights, architecture)
+        published = family.from_config(config, weights, architecture)
     except InputError as error:
         raise DamagedFile(f"{where} cannot be used: {error}") from error
-    settings.settle()
+    config.finish()
     return published
 
 
-def _matched(
-    family: Family, published: Published, shapes: Mapping[str, tuple[int, ...]], folder: Path, sentences: bool
-) -> list[Claim]:
-    """Which tensors fill which parameters, once names and shapes are known to fit."""
+def _match(
+    family: Family, published: PublishedModel, shapes: Shapes, folder: Path, has_sentence_readout: bool
+) -> list[Match]:
+    """Match published tensors to our parameters and check their names and shapes."""
     model = published.model
     depth = sum(len(stack.layers) for stack in (model.encoder, model.decoder) if stack is not None)
     if depth > len(shapes):
         what = f"config.json says {depth:,} layers, the weights hold {len(shapes):,} tensors"
         raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
-    wanted = _shapes(published, f"{folder}/config.json")
-    claimed = claims(family.rows(model), list(wanted))
-    # What makes one vector of a text needs no words, though its file may still hold what says them.
-    ignored = (*family.ignored, r"^pooler\.", family.outside) if sentences else family.ignored
-    compare(claimed, wanted, shapes, ignored, folder)
-    return claimed
+    ours = _parameter_shapes(published, f"{folder}/config.json")
+    matches = match_rows(family.rows(published), list(ours))
+    # Files of sentence encoders may still hold the heads of pretraining.
+    ignored = (*family.ignored, r"^pooler\.", family.unprefixed) if has_sentence_readout else family.ignored
+    check_names_and_shapes(matches, ours, shapes, ignored, folder)
+    return matches
 
 
-def _shapes(published: Published, where: str) -> dict[str, tuple[int, ...]]:
-    """The parameters of a model, without a byte of them."""
+def _parameter_shapes(published: PublishedModel, where: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, without allocating them."""
     try:
         with torch.device("meta"):
             network = published.model.build(published.vocabulary, published.source_vocabulary)
@@ -214,98 +227,103 @@ def _shapes(published: Published, where: str) -> dict[str, tuple[int, ...]]:
 
 
 def _files(folder: Path) -> _Files:
-    """The tensors of a folder: one file, or several that an index names."""
+    """The weight files of a folder: one, or the shards that an index names."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         shapes = read_shapes(folder / WEIGHTS)
         return _Files(dict.fromkeys(shapes, folder / WEIGHTS), shapes)
-    said = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(said, dict) or not all(isinstance(name, str) for name in said.values()):
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise DamagedFile(f"{folder / INDEX} has no weight_map. Copy or download it again.")
-    held = {name: read_shapes(_inside(folder, name)) for name in sorted(set(said.values()))}
-    lost = [tensor for tensor, name in said.items() if tensor not in held[name]]
-    if lost:
-        raise DamagedFile(f"{said[lost[0]]} lacks {lost[0]}, which {folder / INDEX} says it holds. Download it again.")
-    places = {tensor: folder / name for name, shapes in held.items() for tensor in shapes}
-    return _Files(places, {tensor: shape for shapes in held.values() for tensor, shape in shapes.items()})
+    shards = {name: read_shapes(_shard(folder, name)) for name in sorted(set(weight_map.values()))}
+    missing = [tensor for tensor, name in weight_map.items() if tensor not in shards[name]]
+    if missing:
+        shard = weight_map[missing[0]]
+        raise DamagedFile(f"{shard} lacks {missing[0]}, which {folder / INDEX} says it holds. Download it again.")
+    paths = {tensor: folder / name for name, shapes in shards.items() for tensor in shapes}
+    return _Files(paths, {tensor: shape for shapes in shards.values() for tensor, shape in shapes.items()})
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """A file of the folder, and nothing outside it."""
+def _shard(folder: Path, name: str) -> Path:
+    """The path of a shard, which must be inside the folder."""
     if not name.endswith(".safetensors") or not is_inside(folder, name):
         raise messages.OUTSIDE(index=folder / INDEX, name=name[:100])
     return folder / name
 
 
-def _words(folder: Path, network: Network, generation: Mapping[str, Any]) -> Tokenizers:
-    """The tokenizers, with the parts that the model gives to tokens."""
-    speaks = network.decoder is not None
-    both = speaks and network.encoder is not None
-    start = generation.get("decoder_start_token_id", generation.get("pad_token_id")) if both else None
-    ends = generation.get("eos_token_id") if speaks else None
+def _read_tokenizers(folder: Path, network: Network, generation_config: Mapping[str, Any]) -> Tokenizers:
+    """Read the tokenizers, with the start and end tokens of the generation config."""
+    both = network.decoder is not None and network.encoder is not None
+    pad = generation_config.get("pad_token_id")
+    start = generation_config.get("decoder_start_token_id", pad) if both else None
+    ends = generation_config.get("eos_token_id") if network.decoder is not None else None
     end = ends[0] if isinstance(ends, list) else ends
-    known = network.source_vocabulary or network.vocabulary, network.vocabulary
+    sizes = network.source_vocabulary or network.vocabulary, network.vocabulary
     if not has_tokenizer(folder):
-        first, second = (numbered(folder, size, generation, start=start, end=end) for size in known)
+        first, second = (id_tokenizer(folder, size, generation_config, start=start, end=end) for size in sizes)
         return first, None if network.source_vocabulary is None else second
-    made = read_published(folder, start=start, end=end)
-    for tokenizer, size in zip((made[0], made[1] or made[0]), known):
+    tokenizers = read_huggingface_tokenizers(folder, start=start, end=end)
+    for tokenizer, size in zip((tokenizers[0], tokenizers[1] or tokenizers[0]), sizes):
         if tokenizer.vocabulary > size:
             raise messages.FOREIGN_TOKENIZER(path=folder, found=tokenizer.vocabulary, known=size)
-    # A folder of ours says both wherever the two sides have tables of their own.
-    return made if network.source_vocabulary is None else (made[0], made[1] or made[0])
+    # A folder of ours has two tokenizers wherever the two embeddings are separate.
+    return tokenizers if network.source_vocabulary is None else (tokenizers[0], tokenizers[1] or tokenizers[0])
 
 
 def _equivalent(
-    published: Published, network: Network, families: Sequence[Family]
+    published: PublishedModel, network: Network, families: Sequence[Family]
 ) -> tuple[Family, dict[str, Any], dict[str, Tensor]]:
-    """The family whose form holds all of this model: config.json and tensors; else what has no equivalent."""
+    """The family that can hold this model, with its config and tensors; else an error that names the differences."""
     faults: list[tuple[int, str]] = []
     for family in families:
         try:
-            config = family.configure(published)
-            tensors = _tensors(family, published, network, config["architectures"][0])
-            names = {family.stripped(name): name for name in tensors}
+            config = family.to_config(published)
+            tensors = _to_theirs(family, published, network, config["architectures"][0])
+            names = {family.without_prefix(name): name for name in tensors}
             shapes = {short: tuple(tensors[name].shape) for short, name in names.items()}
-            found = Weights(shapes, lambda name, names=names, tensors=tensors: tensors[names[name]])  # type: ignore[misc]
-            back = _described(family, {"model_type": family.name, **config}, found, "config.json")
-        except (AttributeError, TypeError, ValueError, KeyError, IndexError, DamagedFile):
+            read = lambda name, names=names, tensors=tensors: tensors[names[name]]  # noqa: E731
+            found = PublishedWeights(shapes, read)
+            again = _from_config(family, {"model_type": family.name, **config}, found, "config.json")
+        except (TypeError, ValueError, KeyError, IndexError, DamagedFile):
             continue
-        different = _differences(_plain(published.model), _plain(back.model))
+        different = _differences(_comparable(published.model), _comparable(again.model))
         if not different:
-            _require_all(family, published, network)
+            _require_all_parameters(family, published, network)
             return family, config, tensors
         faults.append((len(different), f"{family.name} has no {' and no '.join(different[:3])}"))
-    nearest = min(faults, default=(0, f"no family that others know has {_strange(published.model)}"))[1]
+    nearest = min(faults, default=(0, f"no family that others know has {_unpublished_parts(published.model)}"))[1]
     raise InputError(f"this model has no published form: {nearest}. It can only be saved as regard's own folder.")
 
 
-def _strange(model: Model) -> str:
-    """The parts of a model's layers that no published family has, or that none has in this order."""
+def _unpublished_parts(model: Model) -> str:
+    """The sublayers of a model that no published family has."""
     plain = to_dict(model)
     stacks = {side: plain[side]["layers"] for side in ("encoder", "decoder") if plain[side] is not None}
     kinds = {side: {part["kind"]: "" for layer in layers for part in layer} for side, layers in stacks.items()}
-    parts = [f"{side} = {kind}" for side, found in kinds.items() for kind in found if kind not in _KNOWN]
+    parts = [f"{side} = {kind}" for side, found in kinds.items() for kind in found if kind not in _PUBLISHED_KINDS]
     return " and no ".join(parts) or "layers like these"
 
 
-def _tensors(family: Family, published: Published, network: Network, architecture: str) -> dict[str, Tensor]:
-    """Ours under their names."""
+def _to_theirs(
+    family: Family, published: PublishedModel, network: Network, architecture: str
+) -> dict[str, Tensor]:  # fmt: skip
+    """Our parameters as published tensors, by their names."""
     ours = dict(network.named_parameters())
-    claimed = claims(family.rows(published.model), list(ours))
-    theirs = {name: tensor for claim in claimed for name, tensor in claim.undone(ours[claim.ours].detach()).items()}
-    theirs |= family.constant(published)
-    return {family.prefixed(name, architecture): tensor.clone().contiguous() for name, tensor in theirs.items()}
+    theirs: dict[str, Tensor] = {}
+    for match in match_rows(family.rows(published), list(ours)):
+        theirs |= match.to_theirs(ours[match.ours].detach())
+    theirs |= family.constant_tensors(published)
+    return {family.with_prefix(name, architecture): tensor.clone().contiguous() for name, tensor in theirs.items()}
 
 
-def _require_all(family: Family, published: Published, network: Network) -> None:
-    """Nothing of ours may be lost on the way; a table that knows a description knows all its parameters."""
+def _require_all_parameters(family: Family, published: PublishedModel, network: Network) -> None:
+    """Assert that the weight table covers every parameter of a model that the family can describe."""
     ours = [name for name, _ in network.named_parameters()]
-    lost = sorted(set(ours) - {claim.ours for claim in claims(family.rows(published.model), ours)})
+    lost = sorted(set(ours) - {match.ours for match in match_rows(family.rows(published), ours)})
     assert not lost, f"no row of {family.name}'s table holds {lost}"
 
 
-def _plain(model: Model) -> Any:
-    """A model as data, with widths that are left to others said, and a sentence's vector in one form."""
+def _comparable(model: Model) -> Any:
+    """A model as a dict with default widths filled in, and pooled vectors in one form."""
     plain = to_dict(model)
     for side in ("encoder", "decoder"):
         for part in [part for layer in (plain[side] or {"layers": []})["layers"] for part in layer]:
@@ -313,7 +331,7 @@ def _plain(model: Model) -> Any:
                 part["key_width"] = part["key_width"] or model.width // part["heads"]
     match model.embed:
         case Embed(position=Axial() as position):
-            plain["embed"]["position"]["widths"] = list(position.cut(model.width))
+            plain["embed"]["position"]["widths"] = list(position.split_width(model.width))
     if plain["readout"]["kind"] == "vector" and plain["readout"]["inner"] is None:
         plain["readout"] = {"kind": "vector"}
     if model.encoder is None or model.decoder is None:
@@ -321,17 +339,17 @@ def _plain(model: Model) -> Any:
     return plain
 
 
-def _differences(ours: Any, theirs: Any, place: str = "") -> list[str]:
-    """Where two plain descriptions differ, in what an answer depends on."""
+def _differences(ours: Any, theirs: Any, key: str = "") -> list[str]:
+    """The keys in which two descriptions differ, of those that change the output."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
-        keys = [key for key in ours if key not in _FREE]
+        names = [name for name in ours if name not in _TRAINING_ONLY]
         return [
-            fault for key in keys for fault in _differences(ours[key], theirs.get(key), f"{place}.{key}".lstrip("."))
+            fault for name in names for fault in _differences(ours[name], theirs.get(name), f"{key}.{name}".lstrip("."))
         ]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
         pairs = enumerate(zip(ours, theirs))
-        return [fault for number, (a, b) in pairs for fault in _differences(a, b, f"{place}[{number}]")]
+        return [fault for index, (a, b) in pairs for fault in _differences(a, b, f"{key}[{index}]")]
     if ours == theirs:
         return []
-    shown = ours.get("kind", ours) if isinstance(ours, dict) else ours
-    return [f"{place} = {'none' if shown is None else toml_value(shown)}"]
+    value = ours.get("kind", ours) if isinstance(ours, dict) else ours
+    return [f"{key} = {'none' if value is None else toml_value(value)}"]

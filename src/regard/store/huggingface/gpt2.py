@@ -1,4 +1,4 @@
-"""GPT-2's published form."""
+"""GPT-2 in Hugging Face's format: weight table and config."""
 
 from __future__ import annotations
 
@@ -14,84 +14,82 @@ from regard.layers.positions import Learned
 from regard.layers.scores import Dot
 from regard.models.model import Model, Stack
 from regard.models.readouts import Last, Vocabulary
-from regard.store.huggingface.config import PUBLISHED, Family, Published, Settings, Weights, head, pooled_readout
-from regard.store.huggingface.weights import TRANSPOSED, both, row
+from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
+from regard.store.huggingface.weights import TRANSPOSED, Row, row, weight_and_bias
 
-_LAYER = "decoder.wiring.layers.{}."
+_LAYER = "decoder.layers.{}."
 
 ROWS = (
     row("wte.weight|lm_head.weight", "embed.table.weight"),
     row("wpe.weight", "embed.position.weight"),
-    *both("h.{}.ln_1", f"{_LAYER}self.norm"),
-    *both("h.{}.attn.c_attn", f"{_LAYER}self.sublayer.query_key_value", TRANSPOSED),
-    *both("h.{}.attn.c_proj", f"{_LAYER}self.sublayer.out", TRANSPOSED),
-    *both("h.{}.ln_2", f"{_LAYER}feedforward.norm"),
-    *both("h.{}.mlp.c_fc", f"{_LAYER}feedforward.sublayer.up", TRANSPOSED),
-    *both("h.{}.mlp.c_proj", f"{_LAYER}feedforward.sublayer.down", TRANSPOSED),
-    *both("ln_f", "decoder.closing"),
-    row("lm_head.weight", "readout.words.weight"),
+    *weight_and_bias("h.{}.ln_1", f"{_LAYER}self.norm"),
+    *weight_and_bias("h.{}.attn.c_attn", f"{_LAYER}self.sublayer.query_key_value", TRANSPOSED),
+    *weight_and_bias("h.{}.attn.c_proj", f"{_LAYER}self.sublayer.out", TRANSPOSED),
+    *weight_and_bias("h.{}.ln_2", f"{_LAYER}feedforward.norm"),
+    *weight_and_bias("h.{}.mlp.c_fc", f"{_LAYER}feedforward.sublayer.up", TRANSPOSED),
+    *weight_and_bias("h.{}.mlp.c_proj", f"{_LAYER}feedforward.sublayer.down", TRANSPOSED),
+    *weight_and_bias("ln_f", "decoder.final_norm"),
+    row("lm_head.weight", "readout.lm_head.weight"),
     row("score.weight", "readout.out.weight"),
 )
-TAGS = (*ROWS[:-1], *both("classifier", "readout.out"))
-SPANS = (*ROWS[:-1], *both("qa_outputs", "readout.out"))
+_TAG_ROWS = (*ROWS[:-1], *weight_and_bias("classifier", "readout.out"))
+_SPAN_ROWS = (*ROWS[:-1], *weight_and_bias("qa_outputs", "readout.out"))
 
 
-def _rows(model: Model) -> tuple[Any, ...]:
-    return {"ForTokenClassification": TAGS, "ForQuestionAnswering": SPANS}.get(head(model, "")[0], ROWS)
+def _rows(published: PublishedModel) -> tuple[Row, ...]:
+    return {"ForTokenClassification": _TAG_ROWS, "ForQuestionAnswering": _SPAN_ROWS}.get(published.head()[0], ROWS)
 
 
-def _describe(settings: Settings, weights: Weights, architecture: str) -> Published:
-    width, depth = settings.whole("n_embd|hidden_size", 768), settings.depth("n_layer|num_hidden_layers", 12)
-    heads, inner = settings.whole("n_head|num_attention_heads", 12), settings.whole("n_inner", 4 * width)
-    longest = settings.whole("n_positions|max_position_embeddings", 1024)
-    activation = settings.activation("activation_function", "gelu_new")
-    scaled = settings.flag("scale_attn_weights", True)
-    fading = settings.flag("scale_attn_by_inverse_layer_idx", False)
-    dropout = settings.number("resid_pdrop", 0.1)
-    tied = settings.flag("tie_word_embeddings", True) and weights.same("lm_head.weight", "wte.weight")
-    # The second only says in what precision scores are computed.
-    settings.leave("attn_pdrop", "reorder_and_upcast_attn")
+def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: str) -> PublishedModel:
+    width, depth = config.integer("n_embd|hidden_size", 768), config.depth("n_layer|num_hidden_layers", 12)
+    heads, inner = config.integer("n_head|num_attention_heads", 12), config.integer("n_inner", 4 * width)
+    max_positions = config.integer("n_positions|max_position_embeddings", 1024)
+    activation = config.activation("activation_function", "gelu_new")
+    scaled = config.boolean("scale_attn_weights", True)
+    scaled_by_layer = config.boolean("scale_attn_by_inverse_layer_idx", False)
+    dropout = config.number("resid_pdrop", 0.1)
+    tied = config.boolean("tie_word_embeddings", True) and weights.equal_or_missing("lm_head.weight", "wte.weight")
+    # The second only chooses the precision in which scores are computed.
+    config.ignore("attn_pdrop", "reorder_and_upcast_attn")
     layers = tuple(
         (
-            SelfAttention(heads, Causal(), Dot(scaled, 1 / (number + 1) if fading else 1.0)),
+            SelfAttention(heads, Causal(), Dot(scaled, 1 / (index + 1) if scaled_by_layer else 1.0)),
             FeedForward(inner, activation),
         )
-        for number in range(depth)
+        for index in range(depth)
     )
-    kind = architecture.removeprefix("GPT2")
-    said = pooled_readout(
-        kind, settings, pool=Last(), inner=None, dropout=settings.number("classifier_dropout", 0.1), biased=False
-    )
+    head, head_dropout = architecture.removeprefix("GPT2"), config.number("classifier_dropout", 0.1)
+    readout = config.classification_readout(head, pool=Last(), inner=None, dropout=head_dropout, biased=False)
     model = Model(
         width,
-        Embed(Learned(longest), dropout=settings.number("embd_pdrop", 0.1)),
-        decoder=Stack(layers, PreNorm(LayerNorm(settings.epsilon("layer_norm_epsilon", 1e-5))), dropout),
-        readout=said or Vocabulary(tied),
+        Embed(Learned(max_positions), dropout=config.number("embd_pdrop", 0.1)),
+        decoder=Stack(layers, PreNorm(LayerNorm(config.epsilon("layer_norm_epsilon", 1e-5))), dropout),
+        readout=readout or Vocabulary(tied),
     )
-    return Published(model, settings.whole("vocab_size", 50257))
+    return PublishedModel(model, config.integer("vocab_size", 50257))
 
 
-def _configure(published: Published) -> dict[str, Any]:
-    model: Any = published.model
-    kind, labels = head(model, "LMHeadModel")
-    look, feed = model.decoder.layers[0]
-    deeper = getattr(model.decoder.layers[-1][0].score, "factor", 1.0)
+def _to_config(published: PublishedModel) -> dict[str, Any]:
+    head, labels = published.head("LMHeadModel")
+    decoder = published.decoder
+    scores = [layer[0].score for layer in decoder.stack.layers if isinstance(layer[0], SelfAttention)]
+    scales = [(score.scaled, score.factor) for score in scores if isinstance(score, Dot)] or [(True, 1.0)]
     return {
-        "architectures": [f"GPT2{kind}"],
+        "architectures": [f"GPT2{head}"],
         "vocab_size": published.vocabulary,
-        "n_embd": model.width,
-        "n_layer": len(model.decoder.layers),
-        "n_head": look.heads,
-        "n_inner": feed.inner,
-        "n_positions": getattr(model.embed.position, "longest", 512),
-        "activation_function": PUBLISHED[feed.activation],
-        "layer_norm_epsilon": model.decoder.join.norm.epsilon,
-        "scale_attn_weights": getattr(look.score, "scaled", True),
-        "scale_attn_by_inverse_layer_idx": deeper != 1.0,
-        "resid_pdrop": model.decoder.dropout,
-        "embd_pdrop": model.embed.dropout,
+        "n_embd": published.model.width,
+        "n_layer": decoder.depth,
+        "n_head": decoder.attention.heads,
+        "n_inner": decoder.feedforward.inner,
+        "n_positions": published.max_positions(),
+        "activation_function": decoder.activation,
+        "layer_norm_epsilon": decoder.epsilon,
+        "scale_attn_weights": scales[0][0],
+        "scale_attn_by_inverse_layer_idx": scales[-1][1] != 1.0,
+        "resid_pdrop": decoder.stack.dropout,
+        "embd_pdrop": published.embed.dropout,
         "attn_pdrop": 0.0,
-        "tie_word_embeddings": getattr(model.readout, "tied", True) or kind != "LMHeadModel",
+        "tie_word_embeddings": published.tied,
         **labels,
     }
 
@@ -103,9 +101,9 @@ GPT2 = Family(
         "GPT2ForQuestionAnswering",
     ),
     _rows,
-    _describe,
-    _configure,
+    _from_config,
+    _to_config,
     prefix="transformer.",
-    outside=r"^(lm_head|score|classifier|qa_outputs)\.",
+    unprefixed=r"^(lm_head|score|classifier|qa_outputs)\.",
     ignored=(r"^h\.\d+\.attn\.(masked_)?bias$",),
 )  # fmt: skip

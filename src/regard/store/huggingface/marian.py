@@ -1,4 +1,4 @@
-"""Marian's published form: the Transformer of "Attention Is All You Need", as thousands of translators have it."""
+"""Marian translation models in Hugging Face's format (the Transformer of Vaswani 2017): weight table and config."""
 
 from __future__ import annotations
 
@@ -17,111 +17,111 @@ from regard.layers.patterns import Causal
 from regard.layers.positions import Sinusoid
 from regard.models.model import Model, Stack
 from regard.models.readouts import Vocabulary
-from regard.store.huggingface.config import PUBLISHED, Family, Published, Settings, Weights
-from regard.store.huggingface.weights import FLAT, Row, both, row
+from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
+from regard.store.huggingface.weights import Row, row, squeeze, weight_and_bias
 
 
 def _stack(side: str) -> tuple[Row, ...]:
-    theirs, ours = f"{side}.layers.{{}}.", f"{side}.wiring.layers.{{}}."
-    look, over = f"{theirs}self_attn.", f"{theirs}encoder_attn."
+    theirs = ours = f"{side}.layers.{{}}."
+    attention, cross = f"{theirs}self_attn.", f"{theirs}encoder_attn."
+    query_key_value = f"{attention}q_proj+{attention}k_proj+{attention}v_proj"
     return (
-        *both(f"{look}q_proj+{look}k_proj+{look}v_proj", f"{ours}self.sublayer.query_key_value"),
-        *both(f"{look}out_proj", f"{ours}self.sublayer.out"),
-        *both(f"{theirs}self_attn_layer_norm", f"{ours}self.norm"),
-        *both(f"{over}q_proj", f"{ours}cross.sublayer.query"),
-        *both(f"{over}k_proj+{over}v_proj", f"{ours}cross.sublayer.key_value"),
-        *both(f"{over}out_proj", f"{ours}cross.sublayer.out"),
-        *both(f"{theirs}encoder_attn_layer_norm", f"{ours}cross.norm"),
-        *both(f"{theirs}fc1", f"{ours}feedforward.sublayer.up"),
-        *both(f"{theirs}fc2", f"{ours}feedforward.sublayer.down"),
-        *both(f"{theirs}final_layer_norm", f"{ours}feedforward.norm"),
+        *weight_and_bias(query_key_value, f"{ours}self.sublayer.query_key_value"),
+        *weight_and_bias(f"{attention}out_proj", f"{ours}self.sublayer.out"),
+        *weight_and_bias(f"{theirs}self_attn_layer_norm", f"{ours}self.norm"),
+        *weight_and_bias(f"{cross}q_proj", f"{ours}cross.sublayer.query"),
+        *weight_and_bias(f"{cross}k_proj+{cross}v_proj", f"{ours}cross.sublayer.key_value"),
+        *weight_and_bias(f"{cross}out_proj", f"{ours}cross.sublayer.out"),
+        *weight_and_bias(f"{theirs}encoder_attn_layer_norm", f"{ours}cross.norm"),
+        *weight_and_bias(f"{theirs}fc1", f"{ours}feedforward.sublayer.up"),
+        *weight_and_bias(f"{theirs}fc2", f"{ours}feedforward.sublayer.down"),
+        *weight_and_bias(f"{theirs}final_layer_norm", f"{ours}feedforward.norm"),
     )
 
 
 _STACKS = (
     *_stack("encoder"),
     *_stack("decoder"),
-    row("lm_head.weight", "readout.words.weight"),
-    row("final_logits_bias", "readout.words.bias", FLAT),
+    row("lm_head.weight", "readout.lm_head.weight"),
+    row("final_logits_bias", "readout.lm_head.bias", squeeze(0)),
 )
-SHARED = (
+_SHARED_ROWS = (
     row("shared.weight|decoder.embed_tokens.weight|encoder.embed_tokens.weight|lm_head.weight", "embed.table.weight"),
     *_STACKS,
 )
-# Where the readout has its own table, both embeddings are written, though they are the same.
-UNTIED = (replace(SHARED[0], repeated=True), *_STACKS)
-APART = (
+# Where the readout has a matrix of its own, both embeddings are written, though they are equal.
+_UNTIED_ROWS = (replace(_SHARED_ROWS[0], write_all_names=True), *_STACKS)
+_SEPARATE_ROWS = (
     row("decoder.embed_tokens.weight|lm_head.weight", "embed.table.weight"),
     row("encoder.embed_tokens.weight", "source_embed.table.weight"),
     *_STACKS,
 )
 
 
-def _tied(model: Model) -> bool:
-    readout: Any = model.readout
-    return bool(readout.tied)
+def _rows(published: PublishedModel) -> tuple[Row, ...]:
+    model = published.model
+    return _SEPARATE_ROWS if not model.shared else _SHARED_ROWS if model.readout.tied else _UNTIED_ROWS
 
 
-def _one_table(weights: Weights) -> bool:
-    """Whether both sides read the same table: where nothing is tied, each reads its own, whatever is shared."""
-    return all(weights.same(f"{side}.embed_tokens.weight", "shared.weight") for side in ("encoder", "decoder"))
+def _shares_embeddings(weights: PublishedWeights) -> bool:
+    """Whether encoder and decoder have equal embeddings; untied ones are read separately, whatever is called shared."""
+    names = [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
+    return all(weights.equal_or_missing(name, "shared.weight") for name in names)
 
 
-def _describe(settings: Settings, weights: Weights, architecture: str) -> Published:  # noqa: ARG001 (there is one)
+def _from_config(config: ConfigReader, weights: PublishedWeights, _architecture: str) -> PublishedModel:
     for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits"):
-        settings.assume(name, False)
-    settings.assume("static_position_embeddings", True)
-    settings.leave(
+        config.assume(name, False)
+    config.assume("static_position_embeddings", True)
+    config.ignore(
         "attention_dropout", "activation_dropout", "classifier_dropout", "encoder_layerdrop", "decoder_layerdrop",
         "max_position_embeddings", "num_hidden_layers",
     )  # fmt: skip
-    width, dropout = settings.whole("d_model|hidden_size", 1024), settings.number("dropout", 0.1)
-    activation = settings.activation("activation_function", "gelu")
-    tying = settings.flag("tie_word_embeddings", True)
-    shared = settings.flag("share_encoder_decoder_embeddings", True) and (tying or _one_table(weights))
-    vocabulary = settings.whole("vocab_size", 58101)
-    target = settings.whole("decoder_vocab_size", vocabulary)
-    table = "shared.weight" if shared else "decoder.embed_tokens.weight"
-    tied = tying and weights.same("lm_head.weight", table)
+    width, dropout = config.integer("d_model|hidden_size", 1024), config.number("dropout", 0.1)
+    activation = config.activation("activation_function", "gelu")
+    tying = config.boolean("tie_word_embeddings", True)
+    shared = config.boolean("share_encoder_decoder_embeddings", True) and (tying or _shares_embeddings(weights))
+    vocabulary = config.integer("vocab_size", 58101)
+    target_vocabulary = config.integer("decoder_vocab_size", vocabulary)
+    embedding = "shared.weight" if shared else "decoder.embed_tokens.weight"
+    tied = tying and weights.equal_or_missing("lm_head.weight", embedding)
 
-    def feed(side: str) -> FeedForward:
-        return FeedForward(settings.whole(f"{side}_ffn_dim", 4096), activation)
+    def feedforward(side: str) -> FeedForward:
+        return FeedForward(config.integer(f"{side}_ffn_dim", 4096), activation)
 
-    heads = settings.whole("decoder_attention_heads", 16)
-    look = SelfAttention(settings.whole("encoder_attention_heads|num_attention_heads", 16))
-    look_back, over = SelfAttention(heads, Causal()), CrossAttention(heads)
+    heads = config.integer("decoder_attention_heads", 16)
+    source_attention = SelfAttention(config.integer("encoder_attention_heads|num_attention_heads", 16))
+    encoder_layer = source_attention, feedforward("encoder")
+    decoder_layer = SelfAttention(heads, Causal()), CrossAttention(heads), feedforward("decoder")
     model = Model(
         width,
-        Embed(Sinusoid(), settings.flag("scale_embedding", False), dropout),
-        Stack(settings.depth("encoder_layers", 12) * ((look, feed("encoder")),), PostNorm(), dropout),
-        Stack(settings.depth("decoder_layers", 12) * ((look_back, over, feed("decoder")),), PostNorm(), dropout),
-        Vocabulary(tied, biased=not weights.zero("final_logits_bias")),
+        Embed(Sinusoid(), config.boolean("scale_embedding", False), dropout),
+        Stack(config.depth("encoder_layers", 12) * (encoder_layer,), PostNorm(), dropout),
+        Stack(config.depth("decoder_layers", 12) * (decoder_layer,), PostNorm(), dropout),
+        Vocabulary(tied, biased=not weights.zero_or_missing("final_logits_bias")),
         shared=shared,
     )
-    return Published(model, vocabulary if shared else target, None if shared else vocabulary)
+    return PublishedModel(model, vocabulary if shared else target_vocabulary, None if shared else vocabulary)
 
 
-def _configure(published: Published) -> dict[str, Any]:
-    model: Any = published.model
-    look, feed = model.encoder.layers[0]
-    look_back, _, last = model.decoder.layers[0]
-    source = published.source_vocabulary or published.vocabulary
+def _to_config(published: PublishedModel) -> dict[str, Any]:
+    model, encoder, decoder = published.model, published.encoder, published.decoder
     return {
         "architectures": ["MarianMTModel"],
-        "vocab_size": source,
+        "vocab_size": published.source_vocabulary or published.vocabulary,
         "decoder_vocab_size": published.vocabulary,
         "share_encoder_decoder_embeddings": model.shared and published.source_vocabulary is None,
         "tie_word_embeddings": model.readout.tied,
         "d_model": model.width,
-        "encoder_layers": len(model.encoder.layers),
-        "decoder_layers": len(model.decoder.layers),
-        "encoder_attention_heads": look.heads,
-        "decoder_attention_heads": look_back.heads,
-        "encoder_ffn_dim": feed.inner,
-        "decoder_ffn_dim": last.inner,
-        "activation_function": PUBLISHED[feed.activation],
-        "scale_embedding": model.embed.scaled,
-        "dropout": model.encoder.dropout,
+        "encoder_layers": encoder.depth,
+        "decoder_layers": decoder.depth,
+        "encoder_attention_heads": encoder.attention.heads,
+        "decoder_attention_heads": decoder.attention.heads,
+        "encoder_ffn_dim": encoder.feedforward.inner,
+        "decoder_ffn_dim": decoder.feedforward.inner,
+        "activation_function": encoder.activation,
+        "scale_embedding": published.embed.scaled,
+        "dropout": encoder.stack.dropout,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
         "max_position_embeddings": 1024,
@@ -129,21 +129,23 @@ def _configure(published: Published) -> dict[str, Any]:
     }
 
 
-def _constant(published: Published) -> Mapping[str, Tensor]:
-    readout: Any = published.model.readout
-    return {} if readout.biased else {"final_logits_bias": torch.zeros(1, published.vocabulary)}
+def _constant_tensors(published: PublishedModel) -> Mapping[str, Tensor]:
+    match published.model.readout:
+        case Vocabulary(biased=False):
+            return {"final_logits_bias": torch.zeros(1, published.vocabulary)}
+    return {}
 
 
 MARIAN = Family(
     "marian",
     ("MarianMTModel",),
-    lambda model: APART if not model.shared else SHARED if _tied(model) else UNTIED,
-    _describe,
-    _configure,
+    _rows,
+    _from_config,
+    _to_config,
     prefix="model.",
-    outside=r"^(lm_head\.|final_logits_bias$)",
-    # A shared table beside two others is what nobody reads.
+    unprefixed=r"^(lm_head\.|final_logits_bias$)",
+    # A shared embedding beside two separate ones is never used.
     ignored=(r"^(en|de)coder\.embed_positions\.weight$", r"^final_logits_bias$", r"^shared\.weight$"),
-    kept=("max_position_embeddings",),
-    constant=_constant,
+    kept_settings=("max_position_embeddings",),
+    constant_tensors=_constant_tensors,
 )

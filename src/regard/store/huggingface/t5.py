@@ -1,4 +1,4 @@
-"""T5's published form, in both its versions."""
+"""T5 in Hugging Face's format, versions 1.0 and 1.1: weight table and config."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from regard.layers.positions import RelativeBias
 from regard.layers.scores import Dot
 from regard.models.model import Model, Stack
 from regard.models.readouts import Mean, Vector, Vocabulary
-from regard.store.huggingface.config import ACTIVATIONS, PUBLISHED, Family, Published, Settings, Weights
+from regard.store.huggingface.config import ACTIVATIONS, ConfigReader, Family, PublishedModel, PublishedWeights
 from regard.store.huggingface.weights import Row, row
 
 
-def _stack(side: str, feed: int) -> tuple[Row, ...]:
-    """The rows of a stack; its feed-forward is the sublayer of this number."""
-    theirs, ours = f"{side}.block.{{}}.layer.", f"{side}.wiring.layers.{{}}."
-    look, dense = f"{theirs}0.SelfAttention.", f"{theirs}{feed}.DenseReluDense."
+def _stack(side: str, feedforward: int) -> tuple[Row, ...]:
+    """The rows of a stack; `feedforward` is the index of that sublayer in a layer."""
+    theirs, ours = f"{side}.block.{{}}.layer.", f"{side}.layers.{{}}."
+    attention, dense = f"{theirs}0.SelfAttention.", f"{theirs}{feedforward}.DenseReluDense."
+    query_key_value = f"{attention}q.weight+{attention}k.weight+{attention}v.weight"
     return (
-        row(f"{look}q.weight+{look}k.weight+{look}v.weight", f"{ours}self.sublayer.query_key_value.weight"),
-        row(f"{look}o.weight", f"{ours}self.sublayer.out.weight"),
+        row(query_key_value, f"{ours}self.sublayer.query_key_value.weight"),
+        row(f"{attention}o.weight", f"{ours}self.sublayer.out.weight"),
         row(f"{theirs}0.layer_norm.weight", f"{ours}self.norm.weight"),
         row(f"{dense}wi_0.weight", f"{ours}feedforward.sublayer.gate.weight"),
         row(f"{dense}wo.weight", f"{ours}feedforward.sublayer.down.weight"),
-        row(f"{theirs}{feed}.layer_norm.weight", f"{ours}feedforward.norm.weight"),
-        row(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{side}.bias.table.weight"),
-        row(f"{side}.final_layer_norm.weight", f"{side}.closing.weight"),
+        row(f"{theirs}{feedforward}.layer_norm.weight", f"{ours}feedforward.norm.weight"),
+        row(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{side}.position.table.weight"),
+        row(f"{side}.final_layer_norm.weight", f"{side}.final_norm.weight"),
     )
 
 
-_OVER, _CROSS = "decoder.block.{}.layer.1.EncDecAttention.", "decoder.wiring.layers.{}.cross."
-
+_THEIR_CROSS, _OUR_CROSS = "decoder.block.{}.layer.1.EncDecAttention.", "decoder.layers.{}.cross."
 
 ROWS = (
     row(
@@ -45,82 +45,86 @@ ROWS = (
     ),
     *_stack("encoder", 1),
     *_stack("decoder", 2),
-    row(f"{_OVER}q.weight", f"{_CROSS}sublayer.query.weight"),
-    row(f"{_OVER}k.weight+{_OVER}v.weight", f"{_CROSS}sublayer.key_value.weight"),
-    row(f"{_OVER}o.weight", f"{_CROSS}sublayer.out.weight"),
-    row("decoder.block.{}.layer.1.layer_norm.weight", f"{_CROSS}norm.weight"),
-    row("lm_head.weight", "readout.words.weight"),
+    row(f"{_THEIR_CROSS}q.weight", f"{_OUR_CROSS}sublayer.query.weight"),
+    row(f"{_THEIR_CROSS}k.weight+{_THEIR_CROSS}v.weight", f"{_OUR_CROSS}sublayer.key_value.weight"),
+    row(f"{_THEIR_CROSS}o.weight", f"{_OUR_CROSS}sublayer.out.weight"),
+    row("decoder.block.{}.layer.1.layer_norm.weight", f"{_OUR_CROSS}norm.weight"),
+    row("lm_head.weight", "readout.lm_head.weight"),
 )
 
 
 def _up(name: str) -> tuple[Row, ...]:
     return tuple(
-        row(f"{side}.block.{{}}.layer.{number}.DenseReluDense.{name}.weight",
-            f"{side}.wiring.layers.{{}}.feedforward.sublayer.up.weight")
-        for side, number in (("encoder", 1), ("decoder", 2))
+        row(f"{side}.block.{{}}.layer.{index}.DenseReluDense.{name}.weight",
+            f"{side}.layers.{{}}.feedforward.sublayer.up.weight")
+        for side, index in (("encoder", 1), ("decoder", 2))
     )  # fmt: skip
 
 
-PLAIN, GATED = (*ROWS, *_up("wi")), (*ROWS, *_up("wi_1"))
+_PLAIN_ROWS, _GATED_ROWS = (*ROWS, *_up("wi")), (*ROWS, *_up("wi_1"))
 
 
-def _rows(model: Model) -> tuple[Row, ...]:
-    layers: Any = model.encoder.layers if model.encoder else ()
-    return GATED if any(layer[-1].gated for layer in layers) else PLAIN
+def _rows(published: PublishedModel) -> tuple[Row, ...]:
+    return _GATED_ROWS if published.encoder.feedforward.gated else _PLAIN_ROWS
 
 
-def _describe(settings: Settings, weights: Weights, architecture: str) -> Published:
-    width, depth = settings.whole("d_model|hidden_size", 512), settings.depth("num_layers|num_hidden_layers", 6)
-    heads, key_width = settings.whole("num_heads|num_attention_heads", 8), settings.whole("d_kv|head_dim", 64)
-    dropout = settings.number("dropout_rate", 0.1)
-    gate, _, kind = settings.word("feed_forward_proj", "relu").rpartition("-")
-    if gate not in ("", "gated") or kind not in ACTIVATIONS:
-        settings.refuse("feed_forward_proj", settings.config["feed_forward_proj"])
-    activation: Activation = "gelu_tanh" if (gate, kind) == ("gated", "gelu") else ACTIVATIONS.get(kind, "relu")
-    settings.leave("dense_act_fn", "is_gated_act", "classifier_dropout")
-    bias = RelativeBias(
-        settings.whole("relative_attention_num_buckets", 32, least=4),
-        settings.whole("relative_attention_max_distance", 128),
+def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: str) -> PublishedModel:
+    width, depth = config.integer("d_model|hidden_size", 512), config.depth("num_layers|num_hidden_layers", 6)
+    heads, key_width = config.integer("num_heads|num_attention_heads", 8), config.integer("d_kv|head_dim", 64)
+    dropout = config.number("dropout_rate", 0.1)
+    gate, _, name = config.string("feed_forward_proj", "relu").rpartition("-")
+    if gate not in ("", "gated") or name not in ACTIVATIONS:
+        config.refuse("feed_forward_proj", config.values["feed_forward_proj"])
+    activation: Activation = "gelu_tanh" if (gate, name) == ("gated", "gelu") else ACTIVATIONS.get(name, "relu")
+    config.ignore("dense_act_fn", "is_gated_act", "classifier_dropout")
+    position = RelativeBias(
+        config.integer("relative_attention_num_buckets", 32, least=4),
+        config.integer("relative_attention_max_distance", 128),
     )
-    untied = not weights.same("lm_head.weight", "shared.weight")
-    scaled = settings.flag("scale_decoder_outputs", settings.flag("tie_word_embeddings", True))
-    score, join = Dot(scaled=False), PreNorm(RMSNorm(settings.epsilon("layer_norm_epsilon", 1e-6)))
-    look = SelfAttention(heads, score=score, key_width=key_width, biased=False)
-    over = CrossAttention(heads, score=score, key_width=key_width, biased=False)
-    feed = FeedForward(settings.whole("d_ff", 2048), activation, gate == "gated", biased=False, dropout=dropout)
-    decoder_depth = settings.depth("num_decoder_layers", depth)
-    encoder = Stack(depth * ((look, feed),), join, dropout, bias)
-    embed = Embed(dropout=dropout, spread=1.0)
-    vocabulary = settings.whole("vocab_size", 32128)
+    tied = weights.equal_or_missing("lm_head.weight", "shared.weight")
+    scaled = config.boolean("scale_decoder_outputs", config.boolean("tie_word_embeddings", True))
+    score, join = Dot(scaled=False), PreNorm(RMSNorm(config.epsilon("layer_norm_epsilon", 1e-6)))
+    attention = SelfAttention(heads, score=score, key_width=key_width, biased=False)
+    cross = CrossAttention(heads, score=score, key_width=key_width, biased=False)
+    inner = config.integer("d_ff", 2048)
+    feedforward = FeedForward(inner, activation, gate == "gated", biased=False, dropout=dropout)
+    decoder_depth = config.depth("num_decoder_layers", depth)
+    encoder = Stack(depth * ((attention, feedforward),), join, dropout, position)
+    embed = Embed(dropout=dropout, init_std=1.0)
+    vocabulary = config.integer("vocab_size", 32128)
     if architecture == "T5EncoderModel":
-        return Published(Model(width, embed, encoder, readout=Vector(Mean(), None, normalised=False)), vocabulary)
-    decoder = Stack(decoder_depth * ((replace(look, pattern=Causal()), over, feed),), join, dropout, bias)
-    return Published(Model(width, embed, encoder, decoder, Vocabulary(not untied, scaled=scaled)), vocabulary)
+        return PublishedModel(Model(width, embed, encoder, readout=Vector(Mean(), None, normalised=False)), vocabulary)
+    layer = replace(attention, pattern=Causal()), cross, feedforward
+    decoder = Stack(decoder_depth * (layer,), join, dropout, position)
+    return PublishedModel(Model(width, embed, encoder, decoder, Vocabulary(tied, scaled=scaled)), vocabulary)
 
 
-def _configure(published: Published) -> dict[str, Any]:
-    model: Any = published.model
-    look, feed = model.encoder.layers[0]
-    whole = model.decoder is not None
-    kind = PUBLISHED[feed.activation]
-    said = f"gated-{'gelu' if kind == 'gelu_new' else kind}" if feed.gated else kind
+def _to_config(published: PublishedModel) -> dict[str, Any]:
+    encoder, attention, feedforward = published.encoder, published.encoder.attention, published.encoder.feedforward
+    position, readout, decoder = encoder.stack.position, published.model.readout, published.model.decoder
+    if not isinstance(position, RelativeBias):
+        raise TypeError("not a relative position bias")
+    activation = encoder.activation
+    if feedforward.gated:
+        activation = f"gated-{'gelu' if activation == 'gelu_new' else activation}"
+    scaled = readout.scaled if isinstance(readout, Vocabulary) else True
     return {
-        "architectures": ["T5ForConditionalGeneration" if whole else "T5EncoderModel"],
+        "architectures": ["T5ForConditionalGeneration" if decoder else "T5EncoderModel"],
         "vocab_size": published.vocabulary,
-        "d_model": model.width,
-        "num_layers": len(model.encoder.layers),
-        "num_decoder_layers": len(model.decoder.layers if whole else model.encoder.layers),
-        "num_heads": look.heads,
-        "d_kv": look.key_width or model.width // look.heads,
-        "d_ff": feed.inner,
-        "feed_forward_proj": said,
-        "relative_attention_num_buckets": model.encoder.bias.buckets,
-        "relative_attention_max_distance": model.encoder.bias.furthest,
-        "layer_norm_epsilon": model.encoder.join.norm.epsilon,
-        "dropout_rate": model.encoder.dropout,
-        "scale_decoder_outputs": getattr(model.readout, "scaled", True),
-        "tie_word_embeddings": getattr(model.readout, "scaled", True),
-        "is_encoder_decoder": whole,
+        "d_model": published.model.width,
+        "num_layers": encoder.depth,
+        "num_decoder_layers": len((decoder or encoder.stack).layers),
+        "num_heads": attention.heads,
+        "d_kv": attention.key_width or published.model.width // attention.heads,
+        "d_ff": feedforward.inner,
+        "feed_forward_proj": activation,
+        "relative_attention_num_buckets": position.buckets,
+        "relative_attention_max_distance": position.max_distance,
+        "layer_norm_epsilon": encoder.epsilon,
+        "dropout_rate": encoder.stack.dropout,
+        "scale_decoder_outputs": scaled,
+        "tie_word_embeddings": scaled,
+        "is_encoder_decoder": decoder is not None,
     }
 
 
@@ -128,8 +132,8 @@ T5 = Family(
     "t5",
     ("T5ForConditionalGeneration", "T5EncoderModel", "T5WithLMHeadModel"),
     _rows,
-    _describe,
-    _configure,
-    # The first files hold a bias for distances to the source, which was never read.
+    _from_config,
+    _to_config,
+    # The first files hold a relative bias for cross-attention, which was never used.
     ignored=(r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",),
 )

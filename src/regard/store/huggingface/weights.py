@@ -1,7 +1,7 @@
-"""Two-way tables between published tensors and ours: a row says which of theirs make up one of ours, and how.
+"""Two-way weight tables between published tensors and our parameters.
 
-Closed world: every tensor of theirs is claimed or known to say nothing, every parameter of ours is filled, or loading
-stops with the full lists.
+A row tells which published tensors make up one parameter of ours, and how. The world is closed: loading stops, with the
+full lists, unless every published tensor is used or known to be irrelevant and every parameter of ours is filled.
 """
 
 from __future__ import annotations
@@ -17,150 +17,157 @@ from torch import Tensor
 from regard import messages
 from regard.errors import DamagedFile
 
-Names = Mapping[str, tuple[int, ...]]
-"""Tensors by name, with their shapes."""
+Shapes = Mapping[str, tuple[int, ...]]
+"""The shapes of tensors by name."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Something done to tensors on their way to us, and what undoes it."""
+    """An invertible operation on tensors: from theirs to ours, and back."""
 
-    there: Callable[[list[Tensor]], list[Tensor]]
-    back: Callable[[list[Tensor]], list[Tensor]]
-
-
-def stacked(parts: int) -> Operation:
-    """Several matrices become one with their rows below each other: queries, keys and values."""
-    return Operation(lambda tensors: [torch.cat(tensors)], lambda tensors: list(tensors[0].chunk(parts)))
+    to_ours: Callable[[list[Tensor]], list[Tensor]]
+    to_theirs: Callable[[list[Tensor]], list[Tensor]]
 
 
-def cut(rows: int) -> Operation:
-    """Leave out the first rows of a table, which no token ever asks for; on the way back they are zeros."""
+def concatenation(count: int) -> Operation:
+    """Concatenate several matrices along their rows: queries, keys and values."""
+    return Operation(lambda tensors: [torch.cat(tensors)], lambda tensors: list(tensors[0].chunk(count)))
+
+
+def drop_rows(count: int) -> Operation:
+    """Drop the first rows of a table, which no token uses; written back, they are zeros."""
     return Operation(
-        lambda tensors: [tensors[0][rows:]],
-        lambda tensors: [torch.cat([torch.zeros_like(tensors[0][:1]).expand(rows, -1), tensors[0]])],
+        lambda tensors: [tensors[0][count:]],
+        lambda tensors: [torch.cat([torch.zeros_like(tensors[0][:1]).expand(count, -1), tensors[0]])],
     )
 
 
+def squeeze(dim: int) -> Operation:
+    """Remove a dimension of length one."""
+    return Operation(lambda tensors: [tensors[0].squeeze(dim)], lambda tensors: [tensors[0].unsqueeze(dim)])
+
+
 TRANSPOSED = Operation(lambda tensors: [tensors[0].T], lambda tensors: [tensors[0].T])
-FLAT = Operation(lambda tensors: [tensors[0].squeeze(0)], lambda tensors: [tensors[0].unsqueeze(0)])
 
 
 @dataclass(frozen=True)
 class Row:
-    """Their names (of one tensor that may be written several times: all its names), our name, what is done between.
+    """A row of a weight table: their names, our name, and the operations between; "{}" is the index of a layer.
 
-    "{}" stands for the number of a layer. Where several tensors make up one of ours, `parts` lists them.
+    `theirs` are the alternative names of one tensor, or, where `concatenated`, the names of several.
     """
 
     theirs: tuple[str, ...]
     ours: str
     operations: tuple[Operation, ...] = ()
-    parts: bool = False
-    repeated: bool = False  # is written under all its names
-    loose: bool = False  # the first name there counts, whatever stands under the others
+    concatenated: bool = False
+    write_all_names: bool = False  # write the tensor under all its names
+    may_differ: bool = False  # use the tensor under the first name, whatever the others hold
 
 
 def row(theirs: str, ours: str, *operations: Operation) -> Row:
-    """A row: "a|b" are names of one tensor, "a+b" are tensors that make up one."""
+    """A row: "a|b" are names of one tensor, "a+b" are tensors to concatenate."""
     if "+" in theirs:
-        several = tuple(theirs.split("+"))
-        return Row(several, ours, (stacked(len(several)), *operations), parts=True)
+        names = tuple(theirs.split("+"))
+        return Row(names, ours, (concatenation(len(names)), *operations), concatenated=True)
     return Row(tuple(theirs.split("|")), ours, operations)
 
 
-def both(theirs: str, ours: str, *operations: Operation) -> tuple[Row, Row]:
-    """The rows of a weight and of its bias; what turns a matrix leaves the bias alone."""
+def weight_and_bias(theirs: str, ours: str, *operations: Operation) -> tuple[Row, Row]:
+    """The rows of a weight and of its bias; the operations apply to the weight only."""
     weight, bias = (re.sub(r"([+|]|$)", rf".{kind}\1", theirs) for kind in ("weight", "bias"))
     return row(weight, f"{ours}.weight", *operations), row(bias, f"{ours}.bias")
 
 
 @dataclass(frozen=True)
-class Claim:
-    """A row for one parameter of ours: the names of theirs that it needs or would take."""
+class Match:
+    """A row matched to one parameter of ours: the names of theirs that it needs or accepts."""
 
     row: Row
     ours: str
     theirs: tuple[str, ...]
 
-    def made(self, found: Callable[[str], Tensor], there: Names) -> Tensor:
-        """Ours, from theirs."""
-        names = self.theirs if self.row.parts else [name for name in self.theirs if name in there][:1]
-        tensors = [found(name) for name in names]
+    def to_ours(self, read: Callable[[str], Tensor], shapes: Shapes) -> Tensor:
+        """Compute our parameter from their tensors."""
+        names = self.theirs if self.row.concatenated else [name for name in self.theirs if name in shapes][:1]
+        tensors = [read(name) for name in names]
         for operation in self.row.operations:
-            tensors = operation.there(tensors)
+            tensors = operation.to_ours(tensors)
         return tensors[0]
 
-    def undone(self, tensor: Tensor) -> dict[str, Tensor]:
-        """Theirs, from ours, under their first names."""
+    def to_theirs(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Compute their tensors from our parameter, under their first names."""
         tensors = [tensor]
         for operation in reversed(self.row.operations):
-            tensors = operation.back(tensors)
-        return dict.fromkeys(self.theirs, tensors[0]) if self.row.repeated else dict(zip(self.theirs, tensors))
+            tensors = operation.to_theirs(tensors)
+        return dict.fromkeys(self.theirs, tensors[0]) if self.row.write_all_names else dict(zip(self.theirs, tensors))
 
 
-def claims(rows: Sequence[Row], ours: Sequence[str]) -> list[Claim]:
-    """The rows that speak of parameters we have; what two rows would take belongs to the more particular one."""
-    found = list(_matched(rows, ours))
-    taken = [claim.theirs for claim in found if len(claim.theirs) == 1 or claim.row.parts]
-    own = {name for names in taken for name in names}
+def match_rows(rows: Sequence[Row], ours: Sequence[str]) -> list[Match]:
+    """Match rows to our parameters; a name that two rows accept belongs to the row that accepts no other."""
+    found = list(_matches(rows, ours))
+    required = [match.theirs for match in found if len(match.theirs) == 1 or match.row.concatenated]
+    taken = {name for names in required for name in names}
     return [
-        claim
-        if len(claim.theirs) == 1 or claim.row.parts
-        else Claim(claim.row, claim.ours, tuple(name for name in claim.theirs if name not in own))
-        for claim in found
+        match
+        if len(match.theirs) == 1 or match.row.concatenated
+        else Match(match.row, match.ours, tuple(name for name in match.theirs if name not in taken))
+        for match in found
     ]
 
 
-def _matched(rows: Sequence[Row], ours: Sequence[str]) -> Iterator[Claim]:
-    for one in rows:
-        pattern = re.compile(re.escape(one.ours).replace(r"\{\}", r"(\d+)"))
+def _matches(rows: Sequence[Row], ours: Sequence[str]) -> Iterator[Match]:
+    for row in rows:
+        pattern = re.compile(re.escape(row.ours).replace(r"\{\}", r"(\d+)"))
         for name in ours:
-            if match := pattern.fullmatch(name):
-                number = match.group(1) if match.groups() else ""
-                yield Claim(one, name, tuple(text.replace("{}", number) for text in one.theirs))
+            if found := pattern.fullmatch(name):
+                index = found.group(1) if found.groups() else ""
+                yield Match(row, name, tuple(text.replace("{}", index) for text in row.theirs))
 
 
-def compare(claimed: Sequence[Claim], wanted: Names, there: Names, ignored: Sequence[str], folder: Path) -> None:
-    """Hold what we want against what is there, by names and shapes alone."""
-    unfilled = sorted(wanted.keys() - {claim.ours for claim in claimed})
+def check_names_and_shapes(
+    matches: Sequence[Match], ours: Shapes, theirs: Shapes, ignored: Sequence[str], folder: Path
+) -> None:
+    """Compare our parameters with the published tensors by names and shapes only."""
+    unfilled = sorted(ours.keys() - {match.ours for match in matches})
     assert not unfilled, f"no row of the table fills {unfilled}"
     missing = [
         name
-        for claim in claimed
-        for name in (claim.theirs if claim.row.parts else claim.theirs[:1])
-        if not any(other in there for other in ([name] if claim.row.parts else claim.theirs))
+        for match in matches
+        for name in (match.theirs if match.row.concatenated else match.theirs[:1])
+        if not any(other in theirs for other in ([name] if match.row.concatenated else match.theirs))
     ]
-    known = {name for claim in claimed for name in claim.theirs}
-    strange = [name for name in there if name not in known and not any(re.search(word, name) for word in ignored)]
-    wrong = [] if missing else list(_misshapen(claimed, wanted, there))
+    known = {name for match in matches for name in match.theirs}
+    unknown = [name for name in theirs if name not in known and not any(re.search(regex, name) for regex in ignored)]
+    different = [] if missing else list(_different_shapes(matches, ours, theirs))
     faults = [f"{what}: {_listed(names)}" for what, names in (
-        ("the weights lack", missing), ("the weights hold what config.json knows nothing of", strange),
-        ("shapes differ", wrong)) if names]  # fmt: skip
+        ("the weights lack", missing), ("the weights hold what config.json does not describe", unknown),
+        ("shapes differ", different)) if names]  # fmt: skip
     if faults:
         raise messages.CONFIG_AND_WEIGHTS(what="; ".join(faults), folder=folder)
 
 
-def _misshapen(claimed: Sequence[Claim], wanted: Names, there: Names) -> Iterator[str]:
-    """Parameters of ours that theirs do not fit."""
+def _different_shapes(matches: Sequence[Match], ours: Shapes, theirs: Shapes) -> Iterator[str]:
+    """Our parameters that the published tensors do not fit."""
 
-    def found(name: str) -> Tensor:
-        return torch.empty(there[name], device="meta")
+    def read(name: str) -> Tensor:
+        return torch.empty(theirs[name], device="meta")
 
-    for claim in claimed:
+    for match in matches:
         try:
-            shape = tuple(claim.made(found, there).shape)
+            shape = tuple(match.to_ours(read, theirs).shape)
         except (RuntimeError, IndexError):
             shape = ()
-        if shape != wanted[claim.ours]:
-            given = " + ".join(str(there[name]) for name in claim.theirs if name in there)
-            yield f"{claim.theirs[0]} is {given}, config.json asks for {wanted[claim.ours]}"
+        if shape != ours[match.ours]:
+            given = " + ".join(str(theirs[name]) for name in match.theirs if name in theirs)
+            yield f"{match.theirs[0]} is {given}, config.json describes {ours[match.ours]}"
 
 
-def require_same(claimed: Sequence[Claim], tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """What is written under several names must be the same everywhere."""
-    for claim in claimed:
-        names = [] if claim.row.parts or claim.row.loose else [name for name in claim.theirs if name in tensors]
+def require_equal(matches: Sequence[Match], tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Raise an error if a tensor that is stored under several names differs between them."""
+    for match in matches:
+        separate = match.row.concatenated or match.row.may_differ
+        names = [] if separate else [name for name in match.theirs if name in tensors]
         for name in names[1:]:
             if not torch.equal(tensors[name], tensors[names[0]]):
                 raise DamagedFile(f"{name} differs from {names[0]}, which it should repeat ({folder}). "
@@ -168,6 +175,6 @@ def require_same(claimed: Sequence[Claim], tensors: Mapping[str, Tensor], folder
 
 
 def _listed(names: Sequence[str]) -> str:
-    """All names, unless there are very many."""
-    shown = ", ".join(names[:50])
-    return shown if len(names) <= 50 else f"{shown} and {len(names) - 50:,} more"
+    """At most 50 names, and how many more there are."""
+    listed = ", ".join(names[:50])
+    return listed if len(names) <= 50 else f"{listed} and {len(names) - 50:,} more"

@@ -1,0 +1,150 @@
+"""The contract of sublayers: facts about parts, head ablation, memory trees and replayed random choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+
+from regard.errors import InputError
+from regard.evaluation.laws import LAWS
+from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.contract import (
+    Ablation,
+    CarriedMemory,
+    Context,
+    Facts,
+    RandomChoices,
+    Shared,
+    Sublayer,
+    facts_of,
+    leaves,
+    select,
+    with_leaves,
+)
+from regard.layers.feedforward import FeedForward
+from regard.layers.gated_attention import GatedAttention
+from regard.layers.join import PreNorm
+from regard.layers.lsh.attention import LSHAttention
+from regard.layers.lsh.masks import Chunks
+from regard.layers.patterns import Causal, LocalP
+from regard.layers.positions import Rotary
+from regard.models import zoo
+from regard.models.model import Model, Stack
+from regard.show.ablation import attention_heads
+from tests.laws.zoo import LANGUAGE_MODELS, MODELS, SMALL, TRANSLATORS, VOCABULARY, WIDTH, build
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A part of a user's own, which states no facts."""
+
+    name: ClassVar[str] = "mean"
+
+    def build(self, width, source_width=None):
+        return MeanLayer()
+
+
+class MeanLayer(Sublayer):
+    def forward(self, x, context, memory=None):
+        before, count = (0, 0) if memory is None else memory
+        total = x.cumsum(dim=1) + (0 if memory is None else before[:, None])
+        counts = count + torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
+        counts = counts.expand(x.shape[0], -1)
+        return total / counts[..., None], (total[:, -1], counts[:, -1:])
+
+
+def with_mean() -> Model:
+    model = zoo.gpt2(**SMALL)
+    return replace(model, decoder=Stack(2 * ((Mean(), FeedForward(8)),), PreNorm()))
+
+
+def test_a_part_that_states_no_facts_gets_the_safe_defaults():
+    assert facts_of(Mean()) == Facts()
+    model = with_mean()
+    assert (model.incremental, model.constant_memory, attention_heads(model.build(VOCABULARY))) == (True, False, {})
+    packing = next(law for law in LAWS if "packed" in law.name)
+    assert packing.lacks(model) is not None
+    assert packing.lacks(zoo.gpt2(**SMALL)) is None
+
+
+def test_parts_state_what_they_are():
+    assert facts_of(SelfAttention(3, Causal(), position=Rotary())) == Facts(3, True, Rotary(), True, packs=True)
+    assert facts_of(CrossAttention(2, pattern=LocalP())) == Facts(2, packs=True, weights_sum_to_one=False)
+    assert facts_of(FeedForward(4)) == Facts(constant_memory=True, packs=True)
+    assert facts_of(GatedAttention(2)) == Facts(2, True, constant_memory=True, packs=True)
+    assert not facts_of(LSHAttention(2, Chunks(4))).incremental
+
+
+def test_a_part_may_state_facts_as_a_class_variable():
+    @dataclass(frozen=True)
+    class Constant(Mean):
+        facts: ClassVar[Facts] = Facts(constant_memory=True)
+
+    model = with_mean()
+    steady = replace(model, embed=replace(model.embed, position=None), decoder=Stack(((Constant(),),), PreNorm()))
+    assert steady.constant_memory
+    assert not replace(steady, embed=model.embed).constant_memory, "learned positions end somewhere"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_shape_of_a_model_is_which_stacks_it_has(name: str):
+    model = MODELS[name]
+    expected = {(True, True): "encoder-decoder", (True, False): "encoder", (False, True): "decoder"}
+    assert model.shape == expected[model.encoder is not None, model.decoder is not None]
+    assert list(model.stacks) == model.shape.split("-")
+    with torch.device("meta"):
+        assert model.build(VOCABULARY).shape == model.shape
+    assert (model.shape == "encoder-decoder") == (name in TRANSLATORS)
+    assert model.shape == "decoder" or name not in LANGUAGE_MODELS
+
+
+def test_a_text_is_refused_where_the_shape_has_no_use_for_it():
+    ids = torch.ones(1, 3, dtype=torch.long)
+    with pytest.raises(InputError, match="only an encoder-decoder reads source_ids"):
+        build("gpt2").hidden_states(ids, source_ids=ids)
+    with pytest.raises(InputError, match="needs source_ids"):
+        build("transformer").hidden_states(ids)
+    with pytest.raises(InputError, match="only a decoder continues a text"):
+        build("bert").hidden_states(ids, carried=CarriedMemory())
+
+
+def test_head_ablation_is_a_mask_over_heads():
+    ablation = Ablation({"decoder.0.self": (0, 2)})
+    assert ablation.head_mask("decoder.0.self", 4).tolist() == [0, 1, 0, 1]
+    assert ablation.head_mask("decoder.1.self", 4) is None
+
+
+def test_a_replay_returns_the_choices_and_restores_the_random_state():
+    torch.manual_seed(0)
+    choices = RandomChoices()
+    context = Context(random_choices=choices)
+    drawn = [context.draw(lambda: torch.rand(2)), context.draw(lambda: torch.rand(3))]
+    after = torch.rand(1)
+    choices.replay()
+    torch.manual_seed(9)
+    again = [context.draw(lambda: torch.rand(2)), context.draw(lambda: torch.rand(3))]
+    assert all(map(torch.equal, drawn, again))
+    assert torch.equal(torch.rand(1), after)
+
+
+def test_select_moves_rows_and_leaves_shared_memory_to_sentences():
+    memory = ((torch.arange(4), None), {"shared": Shared(torch.arange(2))})
+    (rows, _), rest = select(memory, torch.tensor([3, 3, 0]))
+    assert rows.tolist() == [3, 3, 0]
+    assert rest["shared"].tree.tolist() == [0, 1]
+    assert select(memory, torch.tensor([1]), torch.tensor([1]))[1]["shared"].tree.tolist() == [1]
+    tensors = leaves(memory)
+    assert [tensor.tolist() for tensor in leaves(with_leaves(memory, [-one for one in tensors]))] == [
+        [0, -1, -2, -3], [0, -1],
+    ]  # fmt: skip
+
+
+def test_carried_memory_is_detached_and_counts_positions():
+    carried = CarriedMemory()
+    carried.advance(torch.ones(1, WIDTH, requires_grad=True) * 2, 5)
+    carried.advance(carried.memory, 3)
+    assert carried.position == 8
+    assert not carried.memory.requires_grad

@@ -1,0 +1,139 @@
+"""Parity with transformers: logits, hidden states and attention weights, for any padding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.layers.record import Record
+from tests.parity import zoo
+from tests.parity.folders import close, ours, perturbed, rows, save_theirs
+
+
+@pytest.fixture(autouse=True)
+def _without_gradients():
+    with torch.no_grad():
+        yield
+
+
+def pair(make: zoo.Make, folder: Path) -> tuple[Any, Any]:
+    """Their model and ours."""
+    theirs = perturbed(make())
+    theirs.set_attn_implementation("eager")
+    return theirs, ours(save_theirs(theirs, folder)).network
+
+
+def segments(theirs: Any, ids: Tensor) -> dict[str, Tensor]:
+    if getattr(theirs.config, "type_vocab_size", 0) < 2 or theirs.config.model_type == "distilbert":
+        return {}
+    return {"token_type_ids": (torch.arange(ids.shape[1]) > 4).long().expand_as(ids)}
+
+
+def renamed(given: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {"segments": given["token_type_ids"]} if given else {}
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", [*zoo.DECODERS, *zoo.DECODER_TOKEN_HEADS])
+def test_decoders(name: str, batch: int, left: bool, tmp_path: Path):
+    theirs, network = pair(zoo.ALL[name], tmp_path)
+    ids, padding = rows(batch=batch, left=left)
+    positions = (padding.long().cumsum(1) - 1).clamp_min(0)
+    output = theirs(ids, attention_mask=padding.long(), position_ids=positions, output_hidden_states=True)
+    found = network(ids, padding=padding)
+    if name == "gpt2, bare":
+        expected = output.last_hidden_state @ theirs.wte.weight.T
+    else:
+        expected = torch.stack([output.start_logits, output.end_logits], -1) if "spans" in name else output.logits
+    close(found, expected, padding)
+    if not left:
+        all_layers: list[Tensor] = []
+        network.hidden_states(ids, padding=padding, all_layers=all_layers)
+        assert len(all_layers) == len(output.hidden_states)
+        for one, other in zip(all_layers, output.hidden_states):
+            close(one, other, padding)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", zoo.ENCODER_DECODERS)
+def test_encoder_decoders(name: str, batch: int, tmp_path: Path):
+    theirs, network = pair(zoo.ENCODER_DECODERS[name], tmp_path)
+    ids, padding = rows(batch=batch)
+    target, target_padding = rows(9, batch, 7)
+    given = {"attention_mask": padding.long(), "decoder_input_ids": target}
+    output = theirs(ids, **given, output_hidden_states=True, output_attentions=True)
+    inputs = {"source_ids": ids, "source_padding": padding}
+    close(network(target, target_padding=target_padding, **inputs), output.logits, target_padding)
+    close(network.encode(ids, padding), output.encoder_last_hidden_state, padding)
+    record, all_layers = Record(), []
+    network.hidden_states(target, **inputs, record=record, all_layers=all_layers)
+    for one, other in zip(all_layers, output.decoder_hidden_states, strict=True):
+        close(one, other)
+    real = padding[:, None, :, None].expand(output.encoder_attentions[0].shape)
+    for number, weights in enumerate(output.encoder_attentions):
+        close(record.matrix(f"encoder.{number}.self"), weights, real)
+    for number, weights in enumerate(output.decoder_attentions):
+        close(record.matrix(f"decoder.{number}.self"), weights)
+        close(record.matrix(f"decoder.{number}.cross"), output.cross_attentions[number])
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("name", zoo.TOKEN_HEADS)
+def test_heads_per_token(name: str, batch: int, tmp_path: Path):
+    theirs, network = pair(zoo.TOKEN_HEADS[name], tmp_path)
+    ids, padding = rows(batch=batch)
+    ids = ids.masked_fill(~padding, theirs.config.pad_token_id)
+    more = segments(theirs, ids)
+    output = theirs(ids, attention_mask=padding.long(), **more, output_hidden_states=True, output_attentions=True)
+    expected = torch.stack([output.start_logits, output.end_logits], -1) if "spans" in name else output.logits
+    close(network(ids, padding=padding, **renamed(more)), expected, padding)
+    record, all_layers = Record(), []
+    network.hidden_states(ids, padding=padding, **renamed(more), record=record, all_layers=all_layers)
+    for one, other in zip(all_layers, output.hidden_states, strict=True):
+        close(one, other, padding)
+    for number, weights in enumerate(output.attentions):
+        close(record.matrix(f"encoder.{number}.self"), weights, padding[:, None, :, None].expand_as(weights))
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("name", zoo.SEQUENCE_HEADS)
+def test_heads_per_text(name: str, left: bool, tmp_path: Path):
+    theirs, network = pair(zoo.SEQUENCE_HEADS[name], tmp_path)
+    ids, padding = rows()
+    ids = ids.masked_fill(~padding, theirs.config.pad_token_id)
+    more = segments(theirs, ids)
+    output = theirs(ids, attention_mask=padding.long(), **more).logits
+    given = {**renamed(more), "padding": padding}
+    if left:  # padding on the left changes nothing for us
+        order = padding.long().argsort(dim=1, stable=True)
+        ids, given = ids.gather(1, order), {key: value.gather(1, order) for key, value in given.items()}
+    close(network(ids, **given), output)
+    if "labels" in name:
+        assert network.description.readout.labels == ("bad", "so so", "good")
+
+
+@pytest.mark.parametrize("name", zoo.ENCODERS)
+def test_encoders_without_a_head(name: str, tmp_path: Path):
+    theirs, network = pair(zoo.ENCODERS[name], tmp_path)
+    ids, padding = rows()
+    ids = ids.masked_fill(~padding, theirs.config.pad_token_id)
+    more = segments(theirs, ids)
+    output = theirs(ids, attention_mask=padding.long(), **more)
+    close(network.encode(ids, padding, **renamed(more)), output.last_hidden_state, padding)
+    if getattr(output, "pooler_output", None) is not None:
+        close(network(ids, padding=padding, **renamed(more)), output.pooler_output)
+
+
+def test_masked_lm_and_next_sentence_heads_together(tmp_path: Path):
+    theirs, network = pair(zoo.PRETRAINING["bert, pretraining"], tmp_path)
+    ids, padding = rows()
+    more = segments(theirs, ids)
+    output = theirs(ids, attention_mask=padding.long(), **more)
+    states = network.hidden_states(ids, padding=padding, **renamed(more))
+    close(network.readout(states, padding), output.prediction_logits, padding)
+    close(network.auxiliary(states, padding), output.seq_relationship_logits)
