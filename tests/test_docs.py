@@ -27,10 +27,11 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", ["parts.md", "critic.md"])
-def test_the_python_of_the_pages_on_parts_runs(page: str):
+def test_the_python_of_the_pages_on_parts_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for block in blocks(ROOT / "docs" / page, "python"):
-        exec(compile(block, page, "exec"), names)
+        exec(compile(block, page, "exec", dont_inherit=True), names)
     assert names["network"]
 
 
@@ -44,7 +45,7 @@ def test_the_python_of_the_readme_and_the_tutorial_runs(tmp_path: Path, monkeypa
         for block in blocks(path, "python"):
             # The run above stands for the built-in recipe, which takes minutes.
             short = block.replace('regard.train("dates", out="runs/dates")', 'regard.load("runs/dates")')
-            exec(compile(short, path.name, "exec"), {})
+            exec(compile(short, path.name, "exec", dont_inherit=True), {})
     assert (tmp_path / "page.html").exists()
     assert (tmp_path / "time.html").exists()
 
@@ -60,7 +61,7 @@ def test_the_python_of_the_page_on_long_texts_runs(
     save_model(tmp_path / "runs" / "reformer", model)
     names: dict[str, object] = {}
     for block in blocks(ROOT / "docs" / "long.md", "python"):
-        exec(compile(block, "long.md", "exec"), names)
+        exec(compile(block, "long.md", "exec", dont_inherit=True), names)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Share of the 64 weightiest keys' mass that is seen, by rounds (2,001 tokens;")
     assert lines[2].startswith("decoder.1.self  mean ")
@@ -77,7 +78,7 @@ def test_every_command_in_the_documents_exists(path: Path):
                 assert word != "regard" or following in verbs, line
                 if word == "--set":
                     named = words[words.index("train") + 1] if "train" in words else ""
-                    shipped = (ROOT / "src" / "regard" / "recipes" / f"{named}.toml").is_file()
+                    shipped = (ROOT / "src" / "regard" / "config" / "recipes" / f"{named}.toml").is_file()
                     read_recipe(named if shipped else "dates", [following])
 
 

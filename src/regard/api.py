@@ -73,7 +73,7 @@ class LoadedModel:
     def defaults(self) -> Options:
         """The model's default decoding options (generation_config.json)."""
         ours = self.config.get("model_type", "regard") == "regard"
-        return default_options(self.generation_config, ours=ours, translates=self.network.encoder is not None)
+        return default_options(self.generation_config, ours=ours, translates=self.network.shape != "decoder")
 
     @overload
     def translate(
@@ -211,7 +211,7 @@ class LoadedModel:
         if top < 1:
             raise InputError(f"top must be 1 or more, got {top} (--top).")
         several = [texts] if isinstance(texts, str) else texts
-        if self.network.decoder is None:
+        if self.network.shape == "encoder":
             found = fill_masks(self.network, self.tokenizer, several, top=top, progress=progress)
         else:
             both = self.tokenizer, self.target_tokenizer
@@ -274,7 +274,7 @@ class LoadedModel:
         A masked language model gives the pseudo-log-likelihood: each token is masked in turn.
         """
         _require_pairs("score", source, target)
-        both = self.network.encoder is not None and self.network.decoder is not None
+        both = self.network.shape == "encoder-decoder"
         self._require("score")
         if both != (target is not None):
             what, fits = ("plain texts", "pairs of source and target") if both else ("pairs", "texts alone")
@@ -282,7 +282,7 @@ class LoadedModel:
         if target is not None:
             tokenizers = self.tokenizer, self.target_tokenizer
             return score_pairs(self.network, tokenizers, (source, target), progress)
-        score = score_texts if self.network.encoder is None else score_masked
+        score = score_texts if self.network.shape == "decoder" else score_masked
         return score(self.network, self.tokenizer, source, progress)
 
     def look(
@@ -299,12 +299,12 @@ class LoadedModel:
         A language model reads `target` after the text, then generates `length` tokens itself. `layers` are names or
         wildcards, such as "decoder.*.cross".
         """
-        both = self.network.encoder is not None and self.network.decoder is not None
-        if length < 0 or (length and self.network.encoder is not None):
+        both = self.network.shape == "encoder-decoder"
+        if length < 0 or (length and self.network.shape != "decoder"):
             raise InputError(
                 f"only a language model continues a text, by 0 or more tokens (length {length}). Leave it out."
             )
-        if target is not None and self.network.decoder is None:
+        if target is not None and self.network.shape == "encoder":
             raise InputError("this model has no decoder, so it reads no target. Leave the target out.")
         tokenizers = self.tokenizer, self.target_tokenizer
         options = replace(self.defaults(), beam=1, max_tokens=length) if length else self.defaults()
@@ -319,7 +319,7 @@ class LoadedModel:
 
     def lsh_recall(self, text: str, target: str | None = None, *, top: int = 64) -> LSHRecall:
         """LSH recall: the share of the `top` largest weights that hashing finds, by layer, head and hash rounds."""
-        if self.network.encoder is not None and self.network.decoder is not None and target is None:
+        if self.network.shape == "encoder-decoder" and target is None:
             target = self.translate(text)
         return lsh_recall(self.network, (self.tokenizer, self.target_tokenizer), text, target, top=top)
 

@@ -156,8 +156,8 @@ NOT_FINITE = Fault(
 )
 CUT = Notice(
     "Memory runs out in a step, which is then split into micro-batches",
-    "out of memory at step {step:,}; repeated in {parts:,} micro-batches (gradient accumulation), as all steps from now "
-    "on. The result is the same up to rounding and dropout.",
+    "out of memory at step {step:,}; repeated in {parts:,} micro-batches (gradient accumulation), like all steps "
+    "from now on. The result is the same up to rounding and dropout.",
     "For the next run: train.accumulate = {parts}.",
 )
 LITTLE_MEMORY = Notice(

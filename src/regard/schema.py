@@ -155,11 +155,8 @@ def located(message: str, where: str) -> str:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         return typing.get_type_hints(function)
-    except NameError as error:
-        name = getattr(function, "__name__", function)
-        raise InputError(
-            f"annotations of {name} cannot be read: {error}. Define it and them outside functions."
-        ) from None
+    except NameError:  # of a class of the caller's own that is defined inside a function
+        return dict.fromkeys(inspect.signature(function).parameters, Any)
 
 
 def _from_union(options: tuple[Any, ...], value: Any, where: str, also: Sequence[type]) -> Any:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.laws.zoo import MODELS
 from tests.small import save_model, small
-from tests.training.runs import ENVIRONMENT, Life, regard, write_recipe
+from tests.training.runs import ENVIRONMENT, CommandProcess, regard, write_recipe
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,8 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("others")
     names = {"bahdanau": "bahdanau", "gpt2": "gpt2", "bert": "bert", "seq2seq": "seq2seq"}
     return {
-        name: save_model(folder / name, small(MODELS[kind], generation_config={"max_length": 7})) for name, kind in names.items()
+        name: save_model(folder / name, small(MODELS[kind], generation_config={"max_length": 7}))
+        for name, kind in names.items()
     }
 
 
@@ -57,23 +58,23 @@ def test_a_file_shows_every_layer(run: Path, tmp_path: Path):
     assert (code, out) == (0, f"{tmp_path / 'page.html'} shows 3 attention layers.\n")
     page = payload(tmp_path / "page.html")
     assert page["live"] is None
-    [look] = page["looks"]
-    assert look["label"] == str(run)
-    assert [layer["name"] for layer in look["layers"]] == ["encoder.0.self", "decoder.0.self", "decoder.0.cross"]
-    assert look["sides"]["source"]["tokens"][:3] == ["a", "b", "c"]
+    [trace] = page["traces"]
+    assert trace["label"] == str(run)
+    assert [layer["name"] for layer in trace["layers"]] == ["encoder.0.self", "decoder.0.self", "decoder.0.cross"]
+    assert trace["sides"]["source"]["tokens"][:3] == ["a", "b", "c"]
 
 
 def test_the_target_may_be_given_and_layers_chosen(run: Path, tmp_path: Path):
-    [look] = shown(tmp_path, run, "abc", "--target", "cba", "--layers", "decoder.*.cross")["looks"]
-    assert [layer["name"] for layer in look["layers"]] == ["decoder.0.cross"]
-    assert look["sides"]["said"]["tokens"][:3] == ["c", "b", "a"]
-    [look] = shown(tmp_path, run, "abc", "--layers", "decoder.*.cross", "--layers", "encoder.0.self")["looks"]
-    assert {layer["name"] for layer in look["layers"]} == {"decoder.0.cross", "encoder.0.self"}
+    [trace] = shown(tmp_path, run, "abc", "--target", "cba", "--layers", "decoder.*.cross")["traces"]
+    assert [layer["name"] for layer in trace["layers"]] == ["decoder.0.cross"]
+    assert trace["sides"]["target"]["tokens"][:3] == ["c", "b", "a"]
+    [trace] = shown(tmp_path, run, "abc", "--layers", "decoder.*.cross", "--layers", "encoder.0.self")["traces"]
+    assert {layer["name"] for layer in trace["layers"]} == {"decoder.0.cross", "encoder.0.self"}
 
 
 def test_a_beam_brings_its_tree(run: Path, tmp_path: Path):
-    assert shown(tmp_path, run, "abc", "--beam", "3")["looks"][0]["beams"]
-    assert shown(tmp_path, run, "abc", "--beam", "1")["looks"][0]["beams"] is None
+    assert shown(tmp_path, run, "abc", "--beam", "3")["traces"][0]["beams"]
+    assert shown(tmp_path, run, "abc", "--beam", "1")["traces"][0]["beams"] is None
 
 
 def test_another_model_stands_beside(run: Path, others: dict[str, Path], tmp_path: Path):
@@ -81,37 +82,37 @@ def test_another_model_stands_beside(run: Path, others: dict[str, Path], tmp_pat
         tmp_path, run, "the cat", "--target", "a", "--against", others["bahdanau"], "--against", others["seq2seq"]
     )
     assert page["slider"] is False
-    assert [look["label"] for look in page["looks"]] == [str(run), str(others["bahdanau"]), str(others["seq2seq"])]
-    assert [bool(look["layers"]) for look in page["looks"]] == [True, True, False]
+    assert [trace["label"] for trace in page["traces"]] == [str(run), str(others["bahdanau"]), str(others["seq2seq"])]
+    assert [bool(trace["layers"]) for trace in page["traces"]] == [True, True, False]
 
 
 def test_checkpoints_are_shown_in_the_course_of_time(run: Path, tmp_path: Path):
     page = shown(tmp_path, run, "abc", "--checkpoints")
     assert page["slider"] is True
-    labels = [look["label"] for look in page["looks"]]
+    labels = [trace["label"] for trace in page["traces"]]
     assert labels == ["step 7", "step 14", "step 21"]
-    assert len({json.dumps(look["sides"]) for look in page["looks"]}) == 1, "they say the same, to be compared"
-    weights = [look["layers"][0]["weights"]["blob"] for look in page["looks"]]
+    assert len({json.dumps(trace["sides"]) for trace in page["traces"]}) == 1, "they say the same, to be compared"
+    weights = [trace["layers"][0]["weights"]["blob"] for trace in page["traces"]]
     assert len(set(weights)) == 3
 
 
 def test_a_language_model_goes_on(others: dict[str, Path], tmp_path: Path):
-    short, long = (shown(tmp_path, others["gpt2"], "the cat", "--length", n)["looks"][0] for n in (0, 5))
-    assert len(long["sides"]["read"]["tokens"]) == len(short["sides"]["read"]["tokens"]) + 5
-    assert list(long["sides"]) == ["read"]
+    short, long = (shown(tmp_path, others["gpt2"], "the cat", "--length", n)["traces"][0] for n in (0, 5))
+    assert len(long["sides"]["decoder_input"]["tokens"]) == len(short["sides"]["decoder_input"]["tokens"]) + 5
+    assert list(long["sides"]) == ["decoder_input"]
 
 
 def test_a_model_without_attention_says_so(others: dict[str, Path], tmp_path: Path):
     code, out, _ = regard("show", others["seq2seq"], "the cat", "--out", tmp_path / "page.html")
     assert (code, out) == (0, f"{tmp_path / 'page.html'} shows only text: this model has no attention.\n")
-    assert payload(tmp_path / "page.html")["looks"][0]["steps"]
+    assert payload(tmp_path / "page.html")["traces"][0]["generation"]
 
 
 def test_the_text_may_come_from_standard_input(others: dict[str, Path], tmp_path: Path):
     command = [sys.executable, "-m", "regard", "show", others["bert"], "-", "--out", tmp_path / "page.html"]
     done = subprocess.run([*map(str, command)], input=b"the cat\nsat", capture_output=True, env=ENVIRONMENT)
     assert (done.returncode, done.stderr) == (0, b"")
-    assert payload(tmp_path / "page.html")["looks"][0]["sides"]["source"]["word_texts"][1:-1] == ["the", "cat", "sat"]
+    assert payload(tmp_path / "page.html")["traces"][0]["sides"]["source"]["word_texts"][1:-1] == ["the", "cat", "sat"]
     done = subprocess.run([*map(str, command)], input=b"\xff\xfe\x00", capture_output=True, env=ENVIRONMENT)
     assert done.returncode == 2
     assert done.stderr.count(b"\n") == 1
@@ -164,7 +165,7 @@ def test_any_text_is_shown_or_refused_in_a_line(run: Path, tmp_path: Path, text:
     assert (code, out.count("\n"), err.count("\n")) in ((0, 1, 0), (2, 0, 1)), err
 
 
-def line_of(life: Life) -> str:
+def line_of(life: CommandProcess) -> str:
     """The first line that a process says."""
     said = b""
     while not said.endswith(b"\n"):
@@ -176,7 +177,7 @@ def line_of(life: Life) -> str:
 
 @pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (130,)), (signal.SIGTERM, (-signal.SIGTERM, 143))])
 def test_a_page_is_served_until_it_is_told_to_stop(run: Path, number: signal.Signals, codes: tuple[int, ...]):
-    life = Life(["show", str(run), "abc", "--no-browser"])
+    life = CommandProcess(["show", str(run), "abc", "--no-browser"])
     try:
         said = line_of(life)
         address = re.fullmatch(
@@ -201,7 +202,7 @@ def test_it_stops_while_an_answer_is_worked_out(run: Path):
         try:
             port, place = re.search(r":(\d+)(/\S+)", life.stdout.readline()).groups()
             asking = HTTPConnection("127.0.0.1", int(port))
-            asking.request("POST", f"{place}look", json.dumps({"text": "abc " * 20_000, "target": "a"}))
+            asking.request("POST", f"{place}trace", json.dumps({"text": "abc " * 20_000, "target": "a"}))
             asking.sock.settimeout(1.0)
             with pytest.raises(TimeoutError):
                 asking.sock.recv(1)  # it is being worked out
@@ -212,7 +213,7 @@ def test_it_stops_while_an_answer_is_worked_out(run: Path):
 
 
 def test_a_port_that_is_taken_is_refused_in_a_line(run: Path):
-    life = Life(["show", str(run), "abc", "--no-browser"])
+    life = CommandProcess(["show", str(run), "abc", "--no-browser"])
     try:
         port = re.search(r":(\d+)/", line_of(life)).group(1)
         code, out, err = regard("show", run, "abc", "--no-browser", "--port", port)

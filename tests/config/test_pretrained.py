@@ -10,11 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from regard import zoo
+from regard.config.pretrained import default_task, with_readout_for
 from regard.config.recipe import read_recipe
 from regard.config.run import train
 from regard.config.setup import prepare
-from regard.data.read.corpus import read_corpus
+from regard.data.read.corpus import Corpus, read_corpus
 from regard.data.read.files import ReadOptions
+from regard.data.tasks import BidirectionalLM, Classification, MaskedLM, SpanCorruption, Translation
+from regard.data.tasks.base import TaskBase
 from regard.data.tasks.language_model import LanguageModel, PackedSamples
 from regard.data.tokenize.train import Character
 from regard.errors import InputError
@@ -183,3 +187,24 @@ def test_fine_tuning_on_shorter_texts_keeps_the_trained_length(tmp_path: Path):
     after = written(tmp_path / "more", f'init = "{tmp_path / "before"}"', short(10))
     assert train(after, tmp_path / "after").config[TRAINED_LENGTH] == 20
     assert train(after, tmp_path / "after", settings=["train.steps=5"]).config[TRAINED_LENGTH] == 20
+
+
+def test_the_default_task_depends_on_the_corpus_and_the_shape_of_the_model():
+    pairs, plain = Corpus(["a"], ["b"], ("t.de", "t.en")), Corpus(["a"], None, ("t.txt",))
+    for model, task in ((zoo.transformer(), Translation()), (zoo.bert(), Classification())):
+        assert default_task(model, pairs, False, "it") == task
+    for model, task in ((zoo.gpt2(), LanguageModel()), (zoo.bert(), MaskedLM()), (zoo.elmo(), BidirectionalLM())):
+        assert default_task(model, plain, False, "it") == task
+    assert default_task(zoo.t5(), plain, True, "it") == SpanCorruption()
+    with pytest.raises(InputError, match="has one side"):
+        default_task(zoo.t5(), plain, False, "it")
+
+
+def test_the_readout_follows_from_what_a_task_outputs_whatever_its_class():
+    class Moods(TaskBase):
+        outputs = "labels"
+        labels = ("happy", "sad")
+
+    model = with_readout_for(zoo.bert(width=16, depth=1, heads=2), Moods())
+    assert (model.readout.outputs, model.readout.labels) == ("labels", ("happy", "sad"))
+    assert model == with_readout_for(zoo.bert(width=16, depth=1, heads=2), Classification(labels=("happy", "sad")))

@@ -100,7 +100,8 @@ def test_invalid_recipes_are_refused_with_a_hint(tables: dict, message: str):
         ("train.schedule={kind='linear', warmup=-1}",
          "warmup must be 0 or more, got -1 (r.toml: train.schedule.warmup)."),
         ("train.best=blue", '"blue" is not a choice (r.toml: train.best). Did you mean "bleu"?'),
-        ("train.gradient_checkpointing=yes", 'expected true or false, got "yes" (r.toml: train.gradient_checkpointing).'),
+        ("train.gradient_checkpointing=yes",
+         'expected true or false, got "yes" (r.toml: train.gradient_checkpointing).'),
         ("text.tokenizer={kind='bpe', size=-3}", "asked for -3 tokens, special ones and single characters need 261 "
          "(r.toml: text.tokenizer.size). Use size = 261 or more."),
         ("text.task={kind='translation', max_length=0}",

@@ -1,4 +1,4 @@
-"""Both ways: every token is said by the one before it and by the one behind it."""
+"""Bidirectional language model: targets are the next and the previous token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BYTE = Byte().train([])
 
 
 @given(texts=st.lists(st.text("abc", max_size=12), min_size=1, max_size=9), length=st.integers(3, 9))
-def test_targets_are_the_neighbours(texts: list[str], length: int) -> None:
+def test_targets_are_the_next_and_the_previous_token(texts: list[str], length: int) -> None:
     if not any(texts):
         return
     samples = BidirectionalLM(length).samples(Corpus(texts, None, ("t",)), (BYTE, None))
@@ -29,15 +29,17 @@ def test_targets_are_the_neighbours(texts: list[str], length: int) -> None:
         assert size <= length
         ids, targets = batch.inputs["ids"][index].tolist(), batch.targets[index].tolist()
         assert (ids[0], ids[size - 1]) == (BOS, EOS)
-        assert targets[:size] == [[*pair] for pair in zip([*ids[1:size], IGNORE_INDEX], [IGNORE_INDEX, *ids[: size - 1]])]
+        assert targets[:size] == [
+            [*pair] for pair in zip([*ids[1:size], IGNORE_INDEX], [IGNORE_INDEX, *ids[: size - 1]])
+        ]
         assert targets[size:] == [[IGNORE_INDEX, IGNORE_INDEX]] * (len(ids) - size)
         inner.setdefault(owner, []).extend(ids[1 : size - 1])
-    assert inner == {place: BYTE.encode(text) for place, text in enumerate(texts) if text}
+    assert inner == {index: BYTE.encode(text) for index, text in enumerate(texts) if text}
     assert batch.tokens == sum(2 * (int(size) - 1) for size in samples.lengths[:, 0])
 
 
-def test_an_empty_slice_and_wrong_settings() -> None:
+def test_an_empty_batch_and_wrong_settings() -> None:
     samples = BidirectionalLM().samples(Corpus(["ab"], None, ("t",)), (BYTE, None))
     assert samples.batch(np.zeros(0, np.int64)).targets.shape == (0, 0, 2)
-    with pytest.raises(InputError, match=r"text\.problem\.length"):
+    with pytest.raises(InputError, match=r"text\.task\.length"):
         BidirectionalLM(2)

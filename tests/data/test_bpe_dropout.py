@@ -1,4 +1,4 @@
-"""BPE-dropout: without it nothing changes, with it words are cut otherwise, and the same draw cuts alike."""
+"""BPE-dropout: lossless, a function of the seed, applied in training only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.data.read.corpus import Corpus, read_corpus
 from regard.data.read.files import ReadOptions
 from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
-from regard.data.tokenize.encode import Dropout
+from regard.data.tokenize.encode import BPEDropout
 from regard.data.tokenize.train import BPE, Character
 from regard.errors import InputError
 
@@ -25,30 +25,30 @@ TOKENIZER = BPE(size=300).train(LINES)
 
 
 @given(st.text(st.one_of(st.sampled_from("walkingtheb ,s\n"), st.characters(codec="utf-8")), max_size=40))
-def test_without_dropping_a_text_is_cut_as_ever(text: str) -> None:
-    assert Dropout(TOKENIZER, 0.0).encode(text, 1) == TOKENIZER.encode(text)
+def test_with_probability_zero_bpe_dropout_equals_bpe(text: str) -> None:
+    assert BPEDropout(TOKENIZER, 0.0).encode(text, 1) == TOKENIZER.encode(text)
 
 
 @given(st.text(max_size=40), st.floats(0.01, 0.99), st.integers(0, 2**60))
-def test_however_it_is_cut_the_text_stays(text: str, rate: float, seed: int) -> None:
-    dropout = Dropout(TOKENIZER, rate)
+def test_bpe_dropout_is_lossless_and_a_function_of_the_seed(text: str, probability: float, seed: int) -> None:
+    dropout = BPEDropout(TOKENIZER, probability)
     assert TOKENIZER.decode(dropout.encode(text, seed)) == text
     assert dropout.encode(text, seed) == dropout.encode(text, seed)
 
 
-def test_more_is_dropped_the_higher_the_rate() -> None:
+def test_a_higher_probability_gives_more_tokens() -> None:
     lengths = [
-        sum(len(Dropout(TOKENIZER, rate).encode(line, seed)) for seed, line in enumerate(LINES))
-        for rate in (0.0, 0.1, 0.5, 0.999)
+        sum(len(BPEDropout(TOKENIZER, probability).encode(line, seed)) for seed, line in enumerate(LINES))
+        for probability in (0.0, 0.1, 0.5, 0.999)
     ]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[1] < lengths[2] < lengths[3]
     assert lengths[3] > 0.95 * sum(map(len, LINES))
 
 
-def test_a_draw_cuts_training_batches_anew_and_validation_never() -> None:
+def test_bpe_dropout_applies_to_training_batches_and_not_to_validation() -> None:
     corpus = Corpus(LINES, LINES, ("t.a", "t.b"))
-    samples = Translation().samples(corpus, (TOKENIZER, None), dropout=0.3)
+    samples = Translation().samples(corpus, (TOKENIZER, None), bpe_dropout=0.3)
     plain = samples.batch([0, 1, 2])
     first, again, other = samples.batch([0, 1, 2], 7), samples.batch([0, 1, 2], 7), samples.batch([0, 1, 2], 8)
     assert first.targets.tolist() == again.targets.tolist()
@@ -57,25 +57,25 @@ def test_a_draw_cuts_training_batches_anew_and_validation_never() -> None:
     assert (
         plain.targets.tolist() == Translation().samples(corpus, (TOKENIZER, None)).batch([0, 1, 2], 7).targets.tolist()
     )
-    alone = samples.batch([2], 7)  # a sample's draw is its own, whatever the batch
+    alone = samples.batch([2], 7)  # independent of the other samples of the batch
     assert first.targets[2, : alone.targets.shape[1]].tolist() == alone.targets[0].tolist()
 
 
-def test_a_row_never_grows_beyond_the_longest() -> None:
+def test_bpe_dropout_never_exceeds_the_maximal_length() -> None:
     corpus = Corpus(LINES, LINES, ("t.a", "t.b"))
     longest = max(len(TOKENIZER.encode(line)) for line in LINES) + 1
-    samples = Translation(longest).samples(corpus, (TOKENIZER, None), dropout=0.9)
+    samples = Translation(longest).samples(corpus, (TOKENIZER, None), bpe_dropout=0.9)
     assert samples.batch(range(len(samples)), 1).targets.shape[1] <= longest
 
 
-def test_what_cannot_drop_is_refused() -> None:
+def test_bpe_dropout_needs_bpe_and_translation() -> None:
     with pytest.raises(InputError, match="needs a tokenizer that merges"):
-        Dropout(Character().train(LINES), 0.1)
+        BPEDropout(Character().train(LINES), 0.1)
     with pytest.raises(InputError, match=r"text\.bpe_dropout"):
-        LanguageModel().samples(Corpus(LINES, None, ("t",)), (TOKENIZER, None), dropout=0.1)
+        LanguageModel().samples(Corpus(LINES, None, ("t",)), (TOKENIZER, None), bpe_dropout=0.1)
 
 
-def test_tokens_are_worked_out_once_and_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_encoded_once_and_memory_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "t.txt").write_text("\n".join(LINES))
     cache = Cache(tmp_path / "cache")
     corpus = read_corpus(str(tmp_path / "t.txt"), ReadOptions("line"), cache)
@@ -85,8 +85,8 @@ def test_tokens_are_worked_out_once_and_mapped(tmp_path: Path, monkeypatch: pyte
     assert (
         first.batch(range(len(first))).inputs["ids"].tolist() == second.batch(range(len(second))).inputs["ids"].tolist()
     )
-    assert second.stream.flat.flags.owndata is False
+    assert second.stream.tokens.flags.owndata is False
     tokens = next((tmp_path / "cache").glob("tokens-*/tokens"))
-    tokens.write_bytes(tokens.read_bytes()[:-2])  # a file that is not whole is not believed
+    tokens.write_bytes(tokens.read_bytes()[:-2])  # a truncated file is not used
     with pytest.raises(TypeError):
         LanguageModel(16).samples(corpus, (TOKENIZER, None), cache)

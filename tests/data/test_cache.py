@@ -1,4 +1,4 @@
-"""What is kept of a text is there until it is not needed, and what was left unfinished goes."""
+"""The cache: unfinished tables of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make(columns: Columns) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize(("folder_days", "file_days", "stays"), [(2, 2, False), (2, 0, True), (0, 0, True)])
-def test_what_nobody_finished_is_swept_after_a_day(tmp_path: Path, folder_days: int, file_days: int, stays: bool):
+def test_unfinished_tables_are_removed_after_a_day(tmp_path: Path, folder_days: int, file_days: int, stays: bool):
     part = tmp_path / ".part-abc"
     part.mkdir()
     (part / "tokens").write_bytes(b"12")

@@ -1,4 +1,4 @@
-"""Words as ELMo's characters, by the published numbers."""
+"""Characters of words, numbered as in the published ELMo."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tokenize.characters import (
-    CHARACTERS,
+    CHARACTER_VOCABULARY,
     CharacterSamples,
-    frame,
-    spell,
+    bos_and_eos_characters,
     text_characters,
     token_characters,
+    word_characters,
 )
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import Character, Word, train_tokenizers
 from regard.errors import InputError
 
-# One more than the published numbers of marks and padding, because 0 is no word at all.
+# One more than the published numbers of marks and padding, because 0 is batch padding.
 BEGIN, END, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
 
 
@@ -30,42 +30,42 @@ def tokenizer(kind: Word | Character) -> Tokenizer:
     return train_tokenizers(kind, Corpus(["the cat sat", "the größte dog"], None, ("text",)))[0]
 
 
-def test_a_word_is_its_bytes_between_two_marks():
-    (row,) = spell(["cät"])
+def test_a_word_is_its_bytes_between_two_boundary_marks():
+    (row,) = word_characters(["cät"])
     assert row.tolist() == [BEGIN_WORD, *(byte + 1 for byte in "cät".encode()), END_WORD, *44 * [PADDING]]
     assert row.shape == (50,)
-    assert spell([]).shape == (0, 50)
-    assert spell([""])[0, :3].tolist() == [BEGIN_WORD, END_WORD, PADDING]
+    assert word_characters([]).shape == (0, 50)
+    assert word_characters([""])[0, :3].tolist() == [BEGIN_WORD, END_WORD, PADDING]
 
 
-def test_a_long_word_is_cut_and_still_ends():
-    short, long = spell(["a" * 48, "a" * 47 + "bc" * 9])
+def test_a_long_word_is_truncated_before_its_end_mark():
+    short, long = word_characters(["a" * 48, "a" * 47 + "bc" * 9])
     assert short.tolist() == [BEGIN_WORD, *48 * [98], END_WORD]
     assert long.tolist() == [BEGIN_WORD, *47 * [98], 99, END_WORD]
 
 
-def test_half_a_character_pair_is_left_out():
-    assert (spell(["a\ud800b"]) == spell(["ab"])).all()
+def test_an_unpaired_surrogate_is_left_out():
+    assert (word_characters(["a\ud800b"]) == word_characters(["ab"])).all()
 
 
-def test_no_word_has_a_zero_or_a_number_beyond_the_table():
-    rows = spell(["\x00", "\uffff", "plain", *map(chr, range(300))])
+def test_characters_are_between_one_and_the_size_of_the_table():
+    rows = word_characters(["\x00", "\uffff", "plain", *map(chr, range(300))])
     assert rows.min() == 1
-    assert rows.max() == CHARACTERS - 1
+    assert rows.max() == CHARACTER_VOCABULARY - 1
 
 
-def test_texts_are_framed_and_filled_with_zeros():
+def test_texts_get_bos_and_eos_and_are_padded_with_zeros():
     characters, real = text_characters([["a", "b"], []])
     assert real.tolist() == [[True, True, True, True], [True, True, False, False]]
-    begin, end = frame()
+    begin, end = bos_and_eos_characters()
     assert begin.tolist() == [BEGIN_WORD, BEGIN, END_WORD, *47 * [PADDING]]
     assert end.tolist() == [BEGIN_WORD, END, END_WORD, *47 * [PADDING]]
-    assert (characters[0] == np.stack([begin, *spell(["a", "b"]), end])).all()
+    assert (characters[0] == np.stack([begin, *word_characters(["a", "b"]), end])).all()
     assert (characters[1, :2] == np.stack([begin, end])).all()
     assert not characters[1, 2:].any()
 
 
-def test_a_vocabulary_is_spelled_once_and_kept(tmp_path: Path):
+def test_the_characters_of_a_vocabulary_are_cached(tmp_path: Path):
     words = tokenizer(Word())
     table = token_characters(words)
     ids = [words.bos, *words.encode("the größte cat"), words.eos, words.pad]
@@ -81,15 +81,15 @@ def test_a_vocabulary_is_spelled_once_and_kept(tmp_path: Path):
     assert (again == table).all()
 
 
-def test_letters_may_be_fewer():
-    table = token_characters(tokenizer(Character()), letters=5)
+def test_words_may_have_fewer_characters():
+    table = token_characters(tokenizer(Character()), characters=5)
     assert table.shape[1] == 5
-    assert spell(["abcdef"], 5).tolist() == [[BEGIN_WORD, 98, 99, 100, END_WORD]]
+    assert word_characters(["abcdef"], 5).tolist() == [[BEGIN_WORD, 98, 99, 100, END_WORD]]
     with pytest.raises(InputError, match="no room between its marks"):
-        spell(["a"], 2)
+        word_characters(["a"], 2)
 
 
-def test_samples_are_spelled_and_their_targets_stay_numbers(tmp_path: Path):
+def test_samples_have_characters_as_inputs_and_token_ids_as_targets(tmp_path: Path):
     corpus = Corpus(["the cat sat", "the größte dog sat"], None, ("text",))
     words = train_tokenizers(Word(), corpus)[0]
     plain = BidirectionalLM(length=8).samples(corpus, (words, None))

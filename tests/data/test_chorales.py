@@ -1,4 +1,4 @@
-"""Chorales become words and come back, in other keys too; what is no music is refused with its place."""
+"""Chorales: lossless as text, transposed, and refused with their location when malformed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import mido
 import pytest
 
 from regard.config.recipe import Text
-from regard.data.corpora.chorales import SILENCE, Chord, Note, read_chorales, text_of, transposed, voices_of
+from regard.data.corpora.chorales import SILENCE, Chord, Note, midi_of, read_chorales, text_of, transposed, voices_of
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import read_corpus
 from regard.data.tokenize.train import Word, train_tokenizers
 from regard.errors import InputError
-from regard.show.midi import midi, save_midi
 
 QUARTER = [(67, 62, 59, 43), (67, 62, 59, 43), (67, 64, 59, 43), (SILENCE,) * 4]
 
 
 def chorale(seed: int, sixteenths: int = 40) -> list[Chord]:
-    """Voices that hold, move and fall silent."""
+    """Voices that hold, move and pause."""
     draw = random.Random(seed)
     chord = [67, 62, 55, 43]
     found = []
@@ -43,21 +42,21 @@ def write(path: Path, content: Any) -> str:
 
 
 def chords(voices: tuple[list[Note], ...], sixteenths: int) -> list[Chord]:
-    """What sounds in each sixteenth."""
+    """The pitches of each sixteenth."""
     found = [[SILENCE] * 4 for _ in range(sixteenths)]
     for number, notes in enumerate(voices):
         for note in notes:
-            for place in range(note.start, note.start + note.length):
-                found[place][number] = note.pitch
+            for time in range(note.start, note.start + note.length):
+                found[time][number] = note.pitch
     return [tuple(chord) for chord in found]
 
 
-def test_a_chorale_is_a_word_a_voice_and_sixteenth_with_a_bar_before_each_quarter():
+def test_a_chorale_has_one_word_per_voice_and_sixteenth_and_a_bar_before_each_quarter():
     assert text_of([*QUARTER, QUARTER[0]]) == "| 167 262 359 443 1 2 3 4 1 264 3 4 10 20 30 40 | 167 262 359 443"
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_text_of_a_chorale_says_all_that_it_holds(seed: int):
+def test_the_text_of_a_chorale_is_lossless(seed: int):
     piece = chorale(seed)
     assert chords(voices_of(text_of(piece)), len(piece)) == piece
 
@@ -67,12 +66,12 @@ def test_every_pitch_has_a_word_in_every_voice():
     assert chords(voices_of(text_of(piece)), len(piece)) == piece
 
 
-def test_a_pitch_that_is_said_again_is_struck_again_and_one_that_is_held_is_not():
+def test_a_repeated_pitch_is_a_new_note_and_a_held_one_is_not():
     voices = voices_of("167 20 30 4 167 2 350 4 1 2 3 40")
     assert voices == ([Note(67, 0, 1), Note(67, 1, 2)], [], [Note(50, 1, 2)], [])
 
 
-def test_a_sixteenth_that_is_not_whole_is_dropped():
+def test_an_incomplete_sixteenth_is_dropped():
     whole = "| 167 262 359 443 1 2 3 4"
     assert voices_of(f"{whole} 168 263") == voices_of(whole)
     for broken in ("168 |", "168|", "168 263", "263 360 448", "168 360 448"):
@@ -80,7 +79,7 @@ def test_a_sixteenth_that_is_not_whole_is_dropped():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("167 262 x 443", 'word 3 is "x"'),
         ("167 262 3128 443", 'word 3 is "3128"'),
@@ -91,12 +90,12 @@ def test_a_sixteenth_that_is_not_whole_is_dropped():
         ("10 20 30 40 167", "no note"),
     ],
 )
-def test_what_is_no_music_is_refused(text: str, said: str):
-    with pytest.raises(InputError, match=said):
+def test_text_that_is_no_music_is_refused(text: str, message: str):
+    with pytest.raises(InputError, match=message):
         voices_of(text)
 
 
-def test_words_come_back_from_tokens_as_they_were(tmp_path: Path):
+def test_a_word_tokenizer_is_lossless_for_music(tmp_path: Path):
     path = write(tmp_path / "m.json", [chorale(seed) for seed in range(8)])
     corpus = read_corpus(path)
     tokenizer, _ = train_tokenizers(Word(), corpus, Cache())
@@ -138,29 +137,29 @@ def test_transposition_keeps_intervals_and_silence_and_stays_in_the_ranges_of_th
     assert found[7] == found[-7] == []
 
 
-def test_only_the_training_text_comes_in_other_keys(tmp_path: Path):
+def test_only_the_training_text_is_transposed(tmp_path: Path):
     pieces = [*(chorale(seed, 400) for seed in range(3)), [(72, 67, 60, 51)], *map(chorale, (4, 5))]
     write(tmp_path / "m.json", {"train": pieces[:4], "valid": pieces[4:]})
     plain = Text(train="m.json", valid="m.json", folder=str(tmp_path))
     text = Text(train="m.json", valid="m.json", folder=str(tmp_path), transpose=2)
     train = text.read("train")
     assert list(train.sources[:4]) == list(plain.read("train").sources)
-    assert len(train) == sum(part.texts for part in train.parts)
-    assert len(train.parts) == 4  # two semitones up, the bass would leave its range
+    assert len(train) == sum(part.texts for part in train.subcorpora)
+    assert len(train.subcorpora) == 4  # two semitones up, the bass would leave its range
     assert text.read("valid").digest == plain.read("valid").digest
     assert train.where([1]).endswith("m.json:2")
-    assert train.parts[1].texts == 1
+    assert train.subcorpora[1].texts == 1
     assert train.sources[4] == text_of([(73, 68, 61, 52)])
     assert train.where([4]).endswith("m.json +1:1")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("{", "is not JSON"),
-        ('"x"', "no list"),
+        ('"x"', "must be a list"),
         ('{"valid": []}', 'no chorales under "train", only valid'),
-        ('{"train": 3}', "no list"),
+        ('{"train": 3}', "must be a list"),
         ('{"train": []}', "0 lines"),
         ('{"train": [[]]}', "train, chorale 1"),
         ('{"train": [[[60]], [[60], 7]]}', "7 is no list of pitches .*chorale 2, sixteenth 2"),
@@ -176,15 +175,15 @@ def test_only_the_training_text_comes_in_other_keys(tmp_path: Path):
         ("[" * 100_000, "is not JSON"),
     ],
 )
-def test_a_file_of_another_shape_is_refused_with_its_place_in_one_line(tmp_path: Path, content: str, said: str):
+def test_a_malformed_file_is_refused_with_its_location_in_one_line(tmp_path: Path, content: str, message: str):
     (tmp_path / "m.json").write_text(content)
-    with pytest.raises(InputError, match=said) as error:
+    with pytest.raises(InputError, match=message) as error:
         read_corpus(str(tmp_path / "m.json"), split="train")
     assert "m.json" in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_transpose_is_for_music_and_for_an_octave_at_most(tmp_path: Path):
+def test_transpose_is_for_music_and_at_most_an_octave(tmp_path: Path):
     (tmp_path / "a.txt").write_text("words\n")
     with pytest.raises(InputError, match="file of music"):
         Text(train=str(tmp_path / "a.txt"), transpose=3).read("train")
@@ -200,31 +199,28 @@ def sounding(content: bytes) -> tuple[list[Note], ...]:
     voices = []
     for track in file.tracks:
         now, begun, notes = 0, {}, []
-        for message in track:
-            now += message.time
-            if message.type == "note_on":
+        for event in track:
+            now += event.time
+            if event.type == "note_on":
                 assert not begun
-                begun[message.note] = now
-            elif message.type == "note_off":
-                start = begun.pop(message.note)
+                begun[event.note] = now
+            elif event.type == "note_off":
+                start = begun.pop(event.note)
                 unit = file.ticks_per_beat // 4
-                notes.append(Note(message.note, start // unit, (now - start) // unit))
+                notes.append(Note(event.note, start // unit, (now - start) // unit))
         assert not begun
         voices.append(notes)
     return tuple(voices)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_midi_file_plays_what_the_text_says(seed: int, tmp_path: Path):
+def test_a_midi_file_has_the_notes_of_the_text(seed: int):
     text = text_of(chorale(seed))
-    save_midi(text, tmp_path / "piece.mid")
-    written = (tmp_path / "piece.mid").read_bytes()
-    assert written == midi(text)
-    assert sounding(written) == voices_of(text)
+    assert sounding(midi_of(text)) == voices_of(text)
 
 
-def test_a_midi_file_has_a_track_a_voice_each_on_a_channel_of_its_own_and_lasts_as_long_as_the_piece():
-    file = mido.MidiFile(file=io.BytesIO(midi(text_of(QUARTER * 6))))
+def test_a_midi_file_has_one_track_and_channel_per_voice_and_the_length_of_the_piece():
+    file = mido.MidiFile(file=io.BytesIO(midi_of(text_of(QUARTER * 6))))
     assert [track.name for track in file.tracks] == ["soprano", "alto", "tenor", "bass"]
     channels = [{message.channel for message in track if not message.is_meta} for track in file.tracks]
     assert channels == [{0}, {1}, {2}, {3}]

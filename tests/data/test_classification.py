@@ -1,4 +1,4 @@
-"""Labelled text: names, numbers, tags and partners, each at its text, and what is wrong named by file and line."""
+"""Classification and regression: labels, numbers, filtering; and what all labelled tasks share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.data.batching import IGNORE_INDEX, BatchSampler
+from regard.data.batching import BatchSampler
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, concatenate_corpora, read_corpus
 from regard.data.read.files import ReadOptions
@@ -18,11 +18,11 @@ from regard.data.tasks.classification import Classification, Regression
 from regard.data.tasks.contrastive import Contrastive
 from regard.data.tasks.tagging import Tagging
 from regard.data.tokenize.tokenizer import BOS, EOS, PAD, SpecialTokens, Tokenizer
-from regard.data.tokenize.train import BPE, Byte, Character, TokenizerKind, Unigram, Word, WordPiece, train_tokenizers
+from regard.data.tokenize.train import Character, train_tokenizers
 from regard.errors import InputError
 from regard.schema import from_dict, to_dict
+from tests.data.rows import BYTE, labelled
 
-BYTE = Byte().train([])
 SST = b"sentence\tlabel\r\na fine film\t1\r\ndull\t0\r\nso so\t0\r\ngreat\t1\r\n"
 PAIRED = "id\tone\ttwo\tscore\n1\ta cat\ta dog\t2.5\n2\ttwo\tzwei\t5\n3\tx\t\t1\n4\tab\tcd\t-100\n"
 
@@ -37,16 +37,12 @@ def write(path: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def labelled(lines: list[tuple[str, str]]) -> Corpus:
-    return Corpus([text for text, _ in lines], [label for _, label in lines], ("t.tsv",))
-
-
 def test_texts_of_a_named_column_have_labels(tmp_path: Path, cache: Cache) -> None:
     corpus = read_corpus(write(tmp_path / "sst.tsv", SST), ReadOptions(fields=("sentence", "label")), cache)
-    task = Classification().named(corpus)
-    assert task.names == ("0", "1")
-    assert list(task.wording(corpus).sources) == ["a fine film", "dull", "so so", "great"]
-    assert task.wording(corpus).targets is None
+    task = Classification().with_labels_from(corpus)
+    assert task.labels == ("0", "1")
+    assert list(task.tokenizer_text(corpus).sources) == ["a fine film", "dull", "so so", "great"]
+    assert task.tokenizer_text(corpus).targets is None
     samples = task.samples(corpus, (BYTE, None), cache)
     batch = samples.batch([3, 0, 1])
     assert batch.targets.tolist() == [1, 1, 0]
@@ -63,7 +59,7 @@ def test_texts_of_a_named_column_have_labels(tmp_path: Path, cache: Cache) -> No
 
 
 @pytest.mark.parametrize("form", ["tsv", "jsonl"])
-def test_pairs_of_texts_are_framed_with_segments(tmp_path: Path, cache: Cache, form: str) -> None:
+def test_pairs_of_texts_fill_the_template_with_segments(tmp_path: Path, cache: Cache, form: str) -> None:
     if form == "tsv":
         content = PAIRED
     else:
@@ -98,28 +94,28 @@ def test_columns_of_a_pair_need_not_be_neighbours(tmp_path: Path, cache: Cache) 
     assert (list(corpus.sources), list(corpus.targets or ())) == (["x y\tz\tw"], ["true"])
 
 
-def test_a_tab_in_a_single_text_is_a_tab(cache: Cache) -> None:
+def test_a_tab_in_a_single_text_does_not_split_it(cache: Cache) -> None:
     samples = Classification().samples(labelled([("a\tb", "x"), ("c", "y")]), (BYTE, None), cache)
     assert not samples.pairs
     assert samples.batch([0]).inputs["ids"].tolist() == [[BOS, *BYTE.encode("a\tb"), EOS]]
 
 
-def test_names_are_sorted_and_numbers_as_numbers() -> None:
+def test_labels_are_sorted_and_numeric_labels_as_numbers() -> None:
     texts = [("a", label) for label in ("10", "9", "-1", "9", "10", "-1", " 9 ")]
-    assert Classification().named(labelled(texts)).names == ("-1", "9", "10")
-    assert Classification().named(labelled([("a", "b10"), ("a", "b9"), ("a", "")])).names == ("b10", "b9")
-    given = Classification(names=("no", "yes"))
-    assert given.named(labelled(texts)) == given
+    assert Classification().with_labels_from(labelled(texts)).labels == ("-1", "9", "10")
+    assert Classification().with_labels_from(labelled([("a", "b10"), ("a", "b9"), ("a", "")])).labels == ("b10", "b9")
+    given = Classification(labels=("no", "yes"))
+    assert given.with_labels_from(labelled(texts)) == given
     assert from_dict(Task, to_dict(given), where="text.task") == given
 
 
-def test_a_label_that_training_did_not_have_is_named(tmp_path: Path, cache: Cache) -> None:
+def test_a_label_that_is_not_in_the_training_text_is_an_error(tmp_path: Path, cache: Cache) -> None:
     train = labelled([("a", "pos"), ("b", "neg")])
     valid = read_corpus(
         write(tmp_path / "v.tsv", "text\tlabel\na\tneg\nb\tpoz\n"), ReadOptions(fields=("text", "label")), cache
     )
     with pytest.raises(InputError) as caught:
-        Classification().named(train).samples(valid, (BYTE, None), cache)
+        Classification().with_labels_from(train).samples(valid, (BYTE, None), cache)
     assert str(caught.value) == (
         f'{tmp_path}/v.tsv:3: the training text has no label "poz" (text.valid). Did you mean "pos"?'
     )
@@ -128,13 +124,13 @@ def test_a_label_that_training_did_not_have_is_named(tmp_path: Path, cache: Cach
 def test_the_wrong_column_is_not_taken_for_labels() -> None:
     texts = [("a", f"text {number}") for number in range(1500)]
     with pytest.raises(InputError, match=r"^t\.tsv has 1,001 different labels among the first 1,001 \(text\.fields\)"):
-        Classification().named(labelled(texts))
+        Classification().with_labels_from(labelled(texts))
     with pytest.raises(InputError, match=r"has 15 different labels among the first 20"):
-        Classification().named(labelled([*texts[:15], *texts[:5]]))
-    assert len(Classification().named(labelled(texts[:15] * 2)).names) == 15
+        Classification().with_labels_from(labelled([*texts[:15], *texts[:5]]))
+    assert len(Classification().with_labels_from(labelled(texts[:15] * 2)).labels) == 15
 
 
-def test_what_is_not_a_number_is_named(tmp_path: Path, cache: Cache) -> None:
+def test_a_target_that_is_not_a_number_is_an_error(tmp_path: Path, cache: Cache) -> None:
     for wrong in ("high", "nan", "1e999", "1_0"):
         path = write(tmp_path / "t.tsv", f"text\tscore\na\t1\nb\t{wrong}\n")
         corpus = read_corpus(path, ReadOptions(fields=("text", "score")), cache)
@@ -143,7 +139,7 @@ def test_what_is_not_a_number_is_named(tmp_path: Path, cache: Cache) -> None:
         assert str(caught.value).startswith(f'{tmp_path}/t.tsv:3: "{wrong}" is no number (text.fields). ')
 
 
-def test_whole_numbers_are_scores_too() -> None:
+def test_whole_numbers_become_floats() -> None:
     batch = Regression().samples(labelled([("a", "1"), ("b", "2")]), (BYTE, None)).batch([0, 1])
     assert batch.targets.dtype == torch.float32
     assert batch.targets.tolist() == [1.0, 2.0]
@@ -166,7 +162,7 @@ def test_a_pair_may_be_exactly_as_long_as_allowed() -> None:
     assert samples.lengths.tolist() == [[7]] == [[samples.batch([0]).inputs["ids"].shape[1]]]
 
 
-def test_several_corpora_keep_their_shares_and_lines(tmp_path: Path, cache: Cache) -> None:
+def test_several_corpora_keep_their_weights_and_lines(tmp_path: Path, cache: Cache) -> None:
     reading = ReadOptions(fields=("sentence", "label"))
     first = read_corpus(write(tmp_path / "a.tsv", SST), reading, cache)
     second = read_corpus(write(tmp_path / "b.tsv", "label\tsentence\n1\tgood\n"), reading, cache)
@@ -179,60 +175,15 @@ def test_several_corpora_keep_their_shares_and_lines(tmp_path: Path, cache: Cach
         concatenate_corpora([(first, 1.0), (pairs, 1.0)])
 
 
-TAGGED = [("Anna lives in Rome", "PER O O LOC"), ("  Rome ", "LOC"), ("in , Annaland", "O O LOC")]
-
-
-@pytest.mark.parametrize("kind", [BPE(280), Unigram(262), WordPiece(40), Word(30), Character(), Byte()])
-def test_tags_stand_at_the_first_token_of_each_word(kind: TokenizerKind, cache: Cache) -> None:
-    corpus = labelled(TAGGED)
-    task = Tagging().named(corpus)
-    assert task.names == ("LOC", "O", "PER")
-    tokenizer = kind.train([text for text, _ in TAGGED] * 3)
-    samples = task.samples(corpus, (tokenizer, None), cache)
-    batch = samples.batch(range(len(samples)))
-    assert batch.targets.shape == batch.inputs["ids"].shape
-    for (text, tags), ids, targets in zip(TAGGED, batch.inputs["ids"].tolist(), batch.targets.tolist()):
-        assert [task.names[number] for number in targets if number != IGNORE_INDEX] == tags.split()
-        encoded = tokenizer.encode_with_offsets(text)
-        assert ids[1 : len(encoded.ids) + 1] == encoded.ids
-        shown = [text[slice(*encoded.offsets[place - 1])] for place, number in enumerate(targets) if number != IGNORE_INDEX]
-        assert all(
-            word.startswith(part.strip()) and part.strip() for word, part in zip(text.split(), shown)
-        ), shown  # fmt: skip
-    assert torch.equal(samples.batch([2]).targets[0], batch.targets[2][: samples.lengths[2, 0]])
-
-
-def test_as_many_tags_as_words_are_asked_for() -> None:
-    with pytest.raises(InputError, match=r"^t\.tsv:2: 2 words have 3 tags \(text\.fields\)\. Give each word one"):
-        Tagging().samples(labelled([("a", "X"), ("a b", "X X X")]), (BYTE, None))
-    with pytest.raises(InputError, match=r't\.tsv:1: the training text has no label "Z"'):
-        Tagging(names=("X", "Y")).samples(labelled([("a", "Z")]), (BYTE, None))
-    with pytest.raises(InputError, match="two texts a line"):
-        Tagging().samples(Corpus(["a\tb"], ["X"], ("t",), paired_sources=True), (BYTE, None))
-
-
-def test_partners_are_rows_of_one_batch(cache: Cache) -> None:
-    corpus = labelled([("a cat", "eine Katze"), ("x", "y"), ("too long a text", "z"), ("dog", "")])
-    samples = Contrastive(max_length=12).samples(corpus, (BYTE, None), cache)
-    assert samples.left_out.counts() == {"empty": 1, "longer than 12 tokens": 1}
-    batch = samples.batch([1, 0])
-    assert batch.targets.tolist() == [2, 3, IGNORE_INDEX, IGNORE_INDEX]
-    assert batch.samples == (1, 0)
-    rows = [row[mask].tolist() for row, mask in zip(batch.inputs["ids"], batch.inputs["padding"])]
-    assert rows == [[BOS, *BYTE.encode(text), EOS] for text in ("x", "a cat", "y", "eine Katze")]
-    assert samples.lengths.tolist() == [[12, 12], [3, 3]]
-    assert samples.batch([0]).inputs["ids"].shape == (2, 12)
-
-
-def test_plans_stay_in_their_budget() -> None:
+def test_batches_of_labelled_samples_stay_in_the_budget() -> None:
     lines = [("a" * (1 + number % 17), "b" * (1 + number % 11)) for number in range(200)]
-    for task in (Contrastive(), Classification(names=tuple("b" * n for n in range(1, 12)))):
+    for task in (Contrastive(), Classification(labels=tuple("b" * n for n in range(1, 12)))):
         samples = task.samples(labelled(lines), (BYTE, None))
         for step in BatchSampler(samples.lengths, 200, 1, samples.mixture).epoch(0):
             assert samples.batch(step, 1).inputs["ids"].numel() <= 200
 
 
-def test_an_empty_slice_is_an_empty_batch() -> None:
+def test_no_indices_give_an_empty_batch() -> None:
     corpus = labelled([("a", "1"), ("b", "2")])
     for task in (Classification(), Regression(), Tagging(), Contrastive()):
         batch = task.samples(corpus, (BYTE, None)).batch(np.zeros(0, np.int64))
@@ -240,22 +191,22 @@ def test_an_empty_slice_is_an_empty_batch() -> None:
         assert batch.samples == ()
 
 
-def test_text_without_answers_and_other_misuse_is_refused() -> None:
+def test_text_without_targets_and_other_misuse_is_refused() -> None:
     plain, corpus = Corpus(["a"], None, ("t.txt",)), labelled([("a", "1"), ("b", "1")])
     for task in (Classification(), Regression(), Tagging(), Contrastive()):
-        with pytest.raises(InputError, match=r"^t\.txt has no answers \(text\.train\)"):
+        with pytest.raises(InputError, match=r"^t\.txt has one column \(text\.train\)"):
             task.samples(plain, (BYTE, None))
         with pytest.raises(InputError, match=r"text\.bpe_dropout"):
-            task.samples(corpus, (BYTE, None), dropout=0.1)
-        with pytest.raises(InputError, match=r"text\.problem\.max_length"):
+            task.samples(corpus, (BYTE, None), bpe_dropout=0.1)
+        with pytest.raises(InputError, match=r"text\.task\.max_length"):
             type(task)(2)
     with pytest.raises(InputError, match="joint = true"):
         Contrastive().samples(corpus, train_tokenizers(Character(joint=False), corpus))
-    assert Contrastive().wording(corpus) is corpus
-    assert Contrastive().named(corpus) == Contrastive()
+    assert Contrastive().tokenizer_text(corpus) is corpus
+    assert Contrastive().with_labels_from(corpus) == Contrastive()
 
 
-def test_two_ends_stand_between_the_texts_of_a_pair_where_the_tokenizer_says_so():
+def test_a_tokenizer_may_put_two_separators_between_the_texts_of_a_pair():
     plain = Character().train(["ab"])
     apart = Tokenizer.from_json(plain.to_json(), SpecialTokens(pair_separators=2))
     a, b = plain.encode("ab")

@@ -1,4 +1,4 @@
-"""Files of text: what a line is, what is refused and how, and what a corpus says of itself."""
+"""Corpora and text files: lines, errors with location and remedy, digests, embedded corpora."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_lines_are_counted_as_wc_counts_them(text: str, tmp_path_factory: pytest
 @given(text=WITHOUT_NUL)
 @example(text="\ufeffa\n\ufeffb\n")
 @example(text="\ufeffa\r\nb\r\n")
-def test_lines_joined_are_the_file_but_for_a_mark_and_for_the_carriage_returns_of_all_lines(
+def test_joined_lines_are_the_file_without_byte_order_mark_and_crlf(
     text: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "joined.txt"
@@ -85,12 +85,12 @@ def test_a_carriage_return_stays_unless_every_line_has_one(write: Write) -> None
         (
             b"fine\ncaf\xe9 au lait\n",
             "train.en line 2, byte 4: 0xE9 is not UTF-8 (looks like Latin-1). Convert: iconv -f latin1 -t UTF-8 "
-            '< train.en > utf8.txt. Or leave such lines out of training: text.bad_utf8 = "skip".',
+            '< train.en > utf8.txt. Or skip such lines in training: text.bad_utf8 = "skip".',
         ),
         (
             b"\xef\xbb\xbfa \x93quote\x94",
             "train.en line 1, byte 6: 0x93 is not UTF-8 (looks like Windows-1252). Convert: iconv -f cp1252 -t UTF-8 "
-            '< train.en > utf8.txt. Or leave such lines out of training: text.bad_utf8 = "skip".',
+            '< train.en > utf8.txt. Or skip such lines in training: text.bad_utf8 = "skip".',
         ),
         (
             "hallo\n".encode("utf-16"),
@@ -107,11 +107,11 @@ def test_a_carriage_return_stays_unless_every_line_has_one(write: Write) -> None
         (
             b"a\nb\0c\n",
             "train.en line 2: NUL byte. Lines affected: 1. Remove it: tr -d '\\000' < train.en > clean.txt. "
-            'Or have it stripped in training: text.control = "strip".',
+            'Or strip it in training: text.control = "strip".',
         ),
     ],
 )
-def test_what_is_not_utf8_text_is_refused_with_its_place_and_a_remedy(
+def test_text_that_is_not_utf8_is_refused_with_its_location_and_a_remedy(
     write: Write, content: bytes, message: str
 ) -> None:
     write("train.en", content)
@@ -121,13 +121,15 @@ def test_what_is_not_utf8_text_is_refused_with_its_place_and_a_remedy(
         assert str(caught.value) == message
 
 
-@given(place=st.integers(0, 29), byte=st.sampled_from([0x80, 0xC0, 0xE9, 0xFF]))
-def test_a_bad_byte_is_named_by_line_and_place(place: int, byte: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+@given(offset=st.integers(0, 29), byte=st.sampled_from([0x80, 0xC0, 0xE9, 0xFF]))
+def test_a_bad_byte_is_located_by_line_and_byte(
+    offset: int, byte: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     content = bytearray(b"abcdefghi\n" * 3)
-    content[place] = byte
+    content[offset] = byte
     path = tmp_path_factory.getbasetemp() / "bad.txt"
     path.write_bytes(content)
-    line, before = content[:place].count(b"\n") + 1, content[:place].rpartition(b"\n")[2]
+    line, before = content[:offset].count(b"\n") + 1, content[:offset].rpartition(b"\n")[2]
     with pytest.raises(InputError, match=f"line {line}, byte {len(before) + 1}: 0x{byte:02X} is not UTF-8"):
         read_lines(path)
 
@@ -223,7 +225,7 @@ def test_where_counts_lines_from_one_and_joins_neighbours() -> None:
     assert texts.where(range(0, 100, 2)) == "data/train.de:1, 3, 5, 7, 9, 11 and 44 more"
 
 
-def test_the_digest_tells_every_corpus_apart() -> None:
+def test_different_corpora_have_different_digests() -> None:
     sides = [
         (["ab", "c"], None),
         (["a", "bc"], None),
@@ -238,13 +240,13 @@ def test_the_digest_tells_every_corpus_apart() -> None:
     assert len(set(digests)) == len(sides)
 
 
-def test_the_digest_depends_on_the_text_alone() -> None:
+def test_the_digest_depends_only_on_the_text() -> None:
     program = "from regard.data.read.corpus import Corpus; print(Corpus(['ä', 'b'], ('c', 'd'), ('x',)).digest)"
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert Corpus(("ä", "b"), ["c", "d"], ("another name",)).digest == other
 
 
-def test_dates_are_pairs_grouped_by_language_and_by_how_many() -> None:
+def test_dates_are_pairs_grouped_by_language_and_number_of_dates() -> None:
     dates = embedded_corpus("dates", "valid")
     assert dates.targets is not None
     assert len(dates) == len(dates.targets) == len(dates.groups["language"]) == len(dates.groups["dates"])
@@ -252,7 +254,7 @@ def test_dates_are_pairs_grouped_by_language_and_by_how_many() -> None:
     assert dates.where([0]) == "dates:1"
 
 
-def test_python_is_one_document_a_file() -> None:
+def test_python_has_one_document_per_file() -> None:
     python = embedded_corpus("python", "valid")
     assert python.targets is None
     assert len(python) > 10

@@ -1,4 +1,4 @@
-"""The corpus of dates: what a line is, that it means one thing, and that held out means held out."""
+"""The embedded corpus of dates: its lines, that each is unambiguous, and that splits do not overlap."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_fewer_lines_are_the_first_lines(split: Split, corpus: dict[str, list[Da
     assert date_lines(split, lines=0) == []
 
 
-def test_another_seed_draws_other_lines_of_the_same_split(corpus: dict[str, list[DateLine]]) -> None:
+def test_another_seed_gives_other_lines_of_the_same_split(corpus: dict[str, list[DateLine]]) -> None:
     other = date_lines("test", seed=2)
     assert other != corpus["test"]
     assert days(other).isdisjoint(days(corpus["train"]) | days(corpus["valid"]))
@@ -63,7 +63,7 @@ def test_the_lines_do_not_depend_on_the_hash_seed_of_python() -> None:
     assert fingerprint(hash_seed="1") == fingerprint(hash_seed="2")
 
 
-def test_the_lines_do_not_depend_on_what_babel_read_before() -> None:
+def test_the_lines_do_not_depend_on_locales_that_babel_loaded_before() -> None:
     names = 'names("abbreviated", locale="arn")'
     before = f"from babel.dates import get_day_names, get_month_names; get_day_{names}[0]; get_month_{names}[1]; "
     assert fingerprint(before=before) == fingerprint()
@@ -98,50 +98,50 @@ def test_every_string_means_one_date_only(corpus: dict[str, list[DateLine]]) -> 
     assert [source for source, targets in meanings.items() if len(targets) > 1] == []
 
 
-def test_what_is_left_out_is_exactly_what_two_days_of_a_year_share() -> None:
+def test_exactly_the_ambiguous_shapes_are_left_out() -> None:
     meanings = defaultdict(set)
     for day in (date(2004, 1, 1) + timedelta(days=count) for count in range(366)):
         for language in LANGUAGES:
-            for phrasing in dates._phrasings(language):
-                text = phrasing.write(day)
-                for manner in set(dates._MANNERS):
-                    meanings[manner(text, language)].add(day)
+            for form in dates._formats(language):
+                text = form.write(day)
+                for variant in set(dates._VARIANTS):
+                    meanings[variant(text, language)].add(day)
     shared = {dates._shape(text) for text, several in meanings.items() if len(several) > 1}
     assert shared == dates._ambiguous_shapes()
 
 
-def test_a_month_that_poles_and_croats_read_differently_is_left_out(corpus: dict[str, list[DateLine]]) -> None:
+def test_a_month_that_differs_between_polish_and_croatian_is_left_out(corpus: dict[str, list[DateLine]]) -> None:
     assert "# lis ##" in dates._ambiguous_shapes()
     assert not any(re.fullmatch(r"\d+ lis \d+", line.source) for line in corpus["train"])
     assert any(re.fullmatch(r"\d+\. lis \d+\.", line.source) for line in corpus["train"])
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_a_phrasing_writes_what_babel_writes(language: str) -> None:
+def test_a_format_writes_what_babel_writes(language: str) -> None:
     for day in (date(1907, 2, 3), date(2024, 11, 30), date(2099, 8, 14)):
-        written = {phrasing.write(day) for phrasing in dates._phrasings(language)}
+        written = {form.write(day) for form in dates._formats(language)}
         for width in ("full", "long", "medium"):
             expected = format_date(day, width, locale=language.replace("-", "_")).replace("\u202f", " ")
             assert "/" in expected or expected in written
 
 
-def test_no_day_of_a_held_out_split_is_seen_in_another(corpus: dict[str, list[DateLine]]) -> None:
+def test_no_day_of_a_split_occurs_in_another(corpus: dict[str, list[DateLine]]) -> None:
     seen = {split: days(lines) for split, lines in corpus.items()}
     assert seen["train"].isdisjoint(seen["valid"] | seen["test"])
     assert seen["valid"].isdisjoint(seen["test"])
 
 
-def test_no_held_out_source_is_seen_in_train(corpus: dict[str, list[DateLine]]) -> None:
+def test_no_held_out_source_occurs_in_train(corpus: dict[str, list[DateLine]]) -> None:
     sources = {line.source for line in corpus["train"]}
     assert not any(line.source in sources for line in corpus["valid"] + corpus["test"])
 
 
-def test_every_word_of_a_held_out_line_is_seen_in_train(corpus: dict[str, list[DateLine]]) -> None:
+def test_every_word_of_a_held_out_line_occurs_in_train(corpus: dict[str, list[DateLine]]) -> None:
     seen = set().union(*map(words, corpus["train"]))
     assert set().union(*map(words, corpus["valid"] + corpus["test"])) <= seen
 
 
-def test_every_language_shows_every_month_and_every_weekday_in_train(corpus: dict[str, list[DateLine]]) -> None:
+def test_every_language_has_every_month_and_weekday_in_train(corpus: dict[str, list[DateLine]]) -> None:
     months, weekdays = defaultdict(set), defaultdict(set)
     for line in corpus["train"]:
         for day in map(date.fromisoformat, line.target.split(" ")):
@@ -156,7 +156,7 @@ def test_spaces_are_plain_and_single(corpus: dict[str, list[DateLine]]) -> None:
         assert line.source == " ".join(line.source.split())
 
 
-def test_a_language_with_its_own_digits_is_written_in_both_kinds(corpus: dict[str, list[DateLine]]) -> None:
+def test_a_language_with_its_own_digits_uses_both_kinds(corpus: dict[str, list[DateLine]]) -> None:
     for language, digit in (("fa", "۹"), ("ar-EG", "٩"), ("bn", "৯"), ("mr", "९")):
         sources = [line.source for line in corpus["train"] if line.language == language]
         assert any(digit in source for source in sources)
@@ -177,6 +177,6 @@ def test_an_unknown_split_is_refused_with_a_hint() -> None:
         date_lines("trian")  # type: ignore[arg-type]
 
 
-def test_fewer_lines_than_none_are_refused() -> None:
+def test_a_negative_number_of_lines_is_refused() -> None:
     with pytest.raises(InputError, match="lines=-1"):
         date_lines("train", lines=-1)

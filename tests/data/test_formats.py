@@ -1,4 +1,4 @@
-"""The forms a corpus comes in give the same texts, in the same places, whether cached or not."""
+"""File formats of a corpus: each gives the same texts and lines, cached or not."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write(path: Path, content: bytes) -> str:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_every_form_of_pairs_gives_the_same_pairs(tmp_path: Path, cache: Cache, ending: str) -> None:
+def test_every_format_of_pairs_gives_the_same_pairs(tmp_path: Path, cache: Cache, ending: str) -> None:
     sides = ["".join(f"{pair[side]}\n" for pair in PAIRS).encode() for side in (0, 1)]
     write(tmp_path / f"t.de{ending}", sides[0])
     write(tmp_path / f"t.en{ending}", sides[1])
@@ -54,12 +54,12 @@ def test_every_form_of_pairs_gives_the_same_pairs(tmp_path: Path, cache: Cache, 
         write(tmp_path / f"named.jsonl{ending}", named),
         write(tmp_path / f"nested.jsonl{ending}", nested),
     ):
-        for _ in range(2):  # the second time from what was kept
+        for _ in range(2):  # the second time from the cache
             assert pairs(read_corpus(pattern, cache=cache)) == PAIRS
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.jsonl"])
-def test_the_two_sides_of_one_file_are_kept_apart(tmp_path: Path, cache: Cache, name: str) -> None:
+def test_the_two_sides_of_one_file_are_cached_separately(tmp_path: Path, cache: Cache, name: str) -> None:
     lines = b"hund\tdog\n" if name == "t.tsv" else b'{"source": "hund", "target": "dog"}\n'
     corpus = read_corpus(write(tmp_path / name, lines), cache=cache)
     both = train_tokenizers(Character(joint=False), corpus, cache)
@@ -70,7 +70,7 @@ def test_the_two_sides_of_one_file_are_kept_apart(tmp_path: Path, cache: Cache, 
     assert both[1].decode(batch.inputs["ids"][0].tolist()) == "dog"
 
 
-def test_a_folder_of_objects_is_all_its_files(tmp_path: Path, cache: Cache) -> None:
+def test_a_folder_of_json_lines_is_all_its_files(tmp_path: Path, cache: Cache) -> None:
     folder = tmp_path / "books"
     folder.mkdir()
     write(folder / "a.jsonl", b'{"text": "one"}\r\n\r\n{"text": "second"}')
@@ -80,7 +80,7 @@ def test_a_folder_of_objects_is_all_its_files(tmp_path: Path, cache: Cache) -> N
     with pytest.raises(InputError, match=r"c\.jsonl: it has a text where .* pairs"):
         read_corpus(str(folder), cache=cache)
     write(folder / "README.md", b"about this")
-    with pytest.raises(InputError, match="files of several forms"):
+    with pytest.raises(InputError, match="files of several formats"):
         read_corpus(str(folder), cache=cache)
 
 
@@ -115,12 +115,12 @@ def test_a_field_that_is_no_column_is_refused(
 
 @pytest.mark.parametrize("ending", [b"\n", b"\r\n"])
 @pytest.mark.parametrize("name", ["t.tsv", "t.tsv.gz"])
-def test_a_first_line_that_names_columns_is_no_text(tmp_path: Path, cache: Cache, ending: bytes, name: str) -> None:
+def test_a_header_is_no_text(tmp_path: Path, cache: Cache, ending: bytes, name: str) -> None:
     reading = ReadOptions(fields=("en", "de"), bad_utf8="skip")
     lines = [b"\xef\xbb\xbfde\tx\ten", b"Hund\t1\tdog", b"\xff\t2\tcat", b"Kuh\t3\tcow\r"]
     corpus = read_corpus(write(tmp_path / name, ending.join(lines)), reading, cache)
     assert pairs(corpus) == [("dog", "Hund"), ("", ""), ("cow\r", "Kuh")]
-    assert (sorted(corpus.bad), len(corpus)) == ([1], 3)
+    assert (sorted(corpus.bad_utf8), len(corpus)) == ([1], 3)
     assert corpus.where([0, 2]) == f"{tmp_path}/{name}:2, 4"
     with pytest.raises(InputError, match=r"line 3 has 1 columns"):
         read_corpus(write(tmp_path / "u.tsv", b"de\ten\na\tb\nc\n"), reading, cache)
@@ -129,7 +129,7 @@ def test_a_first_line_that_names_columns_is_no_text(tmp_path: Path, cache: Cache
 
 
 @pytest.mark.parametrize("fields", [("de", "en"), ("de", "de", "en")])
-def test_each_file_of_a_folder_has_its_own_first_line(tmp_path: Path, cache: Cache, fields: tuple[str, ...]) -> None:
+def test_each_file_of_a_folder_has_its_own_header(tmp_path: Path, cache: Cache, fields: tuple[str, ...]) -> None:
     (tmp_path / "f").mkdir()
     write(tmp_path / "f" / "a.tsv", b"de\ten\r\nHund\tdog\r\nKuh\tcow\r\n")
     write(tmp_path / "f" / "b.tsv", b"en\tde\ncat\tKatze\n")
@@ -138,7 +138,7 @@ def test_each_file_of_a_folder_has_its_own_first_line(tmp_path: Path, cache: Cac
     assert pairs(corpus) == [(source("Hund"), "dog"), (source("Kuh"), "cow"), (source("Katze"), "cat")]
 
 
-def test_a_form_says_which_fields_to_take(tmp_path: Path, cache: Cache) -> None:
+def test_fields_select_columns_and_keys(tmp_path: Path, cache: Cache) -> None:
     path = write(tmp_path / "t.tsv", b"1\tHund\tdog\tx\n2\tKatze\tcat\ty\n")
     assert pairs(read_corpus(path, ReadOptions(fields=("2", "3")), cache)) == [("Hund", "dog"), ("Katze", "cat")]
     assert pairs(read_corpus(path, ReadOptions(fields=("4", "1")), cache)) == [("x", "1"), ("y", "2")]
@@ -158,7 +158,7 @@ def test_a_form_says_which_fields_to_take(tmp_path: Path, cache: Cache) -> None:
         ("t.jsonl", b'{"source": "a", "target": "b"}\n{"source": "a"}\n', r'line 2: no text under "target"'),
     ],
 )
-def test_a_line_of_another_form_is_named(tmp_path: Path, cache: Cache, name: str, content: bytes, message: str) -> None:
+def test_a_malformed_line_is_located(tmp_path: Path, cache: Cache, name: str, content: bytes, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_corpus(write(tmp_path / name, content), cache=cache)
 
@@ -168,7 +168,7 @@ def test_a_line_of_another_form_is_named(tmp_path: Path, cache: Cache, name: str
     [b"plain text", gzip.compress(b"x" * 1000, mtime=0)[:-9], b"\x1f\x8b\x08\0damaged"],
     ids=["plain", "cut off", "damaged"],
 )
-def test_a_broken_gzip_is_named(tmp_path: Path, cache: Cache, content: bytes) -> None:
+def test_a_broken_gzip_is_an_error(tmp_path: Path, cache: Cache, content: bytes) -> None:
     (tmp_path / "t.txt.gz").write_bytes(content)
     with pytest.raises(DamagedFile, match=r"t\.txt\.gz cannot be decompressed: .* name it without \.gz"):
         read_corpus(str(tmp_path / "t.txt.gz"), cache=cache)
@@ -196,21 +196,21 @@ def test_standard_input_is_a_file(cache: Cache, monkeypatch: pytest.MonkeyPatch)
     assert list(read_corpus("-", cache=cache).sources) == ["one", "two"]
 
 
-def test_texts_that_are_not_utf8_are_left_out_by_wish(tmp_path: Path, cache: Cache) -> None:
+def test_texts_that_are_not_utf8_can_be_skipped(tmp_path: Path, cache: Cache) -> None:
     path = write(tmp_path / "t.txt", b"a\ncaf\xe9\nb\n\n\xff\nc\n")
     lines = read_corpus(path, ReadOptions("line", bad_utf8="skip"), cache)
-    assert (list(lines.sources), sorted(lines.bad)) == (["a", "", "b", "", "", "c"], [1, 4])
+    assert (list(lines.sources), sorted(lines.bad_utf8)) == (["a", "", "b", "", "", "c"], [1, 4])
     assert lines.sources[1] == ""
     paragraphs = read_corpus(path, ReadOptions("paragraph", bad_utf8="skip"), cache)
-    assert (list(paragraphs.sources), sorted(paragraphs.bad)) == (["", ""], [0, 1])
+    assert (list(paragraphs.sources), sorted(paragraphs.bad_utf8)) == (["", ""], [0, 1])
     tabs = read_corpus(write(tmp_path / "t.tsv", b"a\tb\n\xe9\tc\n"), ReadOptions(bad_utf8="skip"), cache)
-    assert sorted(tabs.bad) == [1]
+    assert sorted(tabs.bad_utf8) == [1]
     content = b'{"source": "\xe9", "target": "x"}\r\n{"source": "a\\r\\nb", "target": "y"}\r\n'
     objects = read_corpus(write(tmp_path / "t.jsonl", content), ReadOptions(bad_utf8="skip"), cache)
-    assert (pairs(objects), sorted(objects.bad)) == ([("", ""), ("a\r\nb", "y")], [0])
+    assert (pairs(objects), sorted(objects.bad_utf8)) == ([("", ""), ("a\r\nb", "y")], [0])
 
 
-def test_control_characters_are_stripped_by_wish_and_no_line_moves(tmp_path: Path, cache: Cache) -> None:
+def test_control_characters_can_be_stripped_and_no_line_moves(tmp_path: Path, cache: Cache) -> None:
     path = write(tmp_path / "t.txt", b"a\0b\n\x1c\x0bc\td\n\x07\nlast")
     lines = read_corpus(path, ReadOptions("line", control="strip"), cache)
     assert list(lines.sources) == ["ab", "c\td", "", "last"]
@@ -220,7 +220,7 @@ def test_control_characters_are_stripped_by_wish_and_no_line_moves(tmp_path: Pat
         read_corpus(path, ReadOptions("line"), cache)
 
 
-def test_long_texts_are_read_piece_by_piece(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_texts_are_read_in_parts(tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "_BLOCK", 7)
     monkeypatch.setattr(texts, "_PART", 5)
     content = "é中 ab\r\n𝄞x y " * 40 + "\r\n"
@@ -233,7 +233,7 @@ def test_long_texts_are_read_piece_by_piece(tmp_path: Path, cache: Cache, monkey
     assert byte_lengths(corpus.sources).tolist() == [len(content.encode())]
 
 
-def test_a_long_text_that_is_not_utf8_is_left_out_by_wish(
+def test_a_long_text_that_is_not_utf8_can_be_skipped(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "_BLOCK", 7)
@@ -247,7 +247,7 @@ def test_a_long_text_that_is_not_utf8_is_left_out_by_wish(
     assert found == list(corpus.sources) == ["a good book\n", "", "short"]
 
 
-def test_blocks_that_cut_anywhere_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_block_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "ä中𝄞\n\nzwei\r\n".encode() * 30
     path = write(tmp_path / "t.txt", content)
     expected = read_lines(path)
@@ -257,7 +257,7 @@ def test_blocks_that_cut_anywhere_change_nothing(tmp_path: Path, monkeypatch: py
         assert list(read_corpus(path).sources) == [content.decode()]
 
 
-def test_what_was_kept_belongs_to_the_content(tmp_path: Path) -> None:
+def test_the_cache_is_keyed_by_content(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     path = write(tmp_path / "t.txt", b"one\ntwo\n")
     first = read_corpus(path, ReadOptions("line"), cache)
@@ -299,14 +299,14 @@ def test_lines_are_counted_as_wc_does_in_2000_files(tmp_path: Path) -> None:
     assert agreed == 2000
 
 
-def test_several_corpora_are_one_and_know_where_their_lines_are(tmp_path: Path, cache: Cache) -> None:
+def test_concatenated_corpora_locate_their_lines(tmp_path: Path, cache: Cache) -> None:
     one = read_corpus(write(tmp_path / "a.tsv", b"a\tA\nb\tB\n"), cache=cache)
     other = read_corpus(write(tmp_path / "b.tsv", b"c\tC\n"), cache=cache)
     both = concatenate_corpora([(one, 2.0), (other, 1.0)])
     assert pairs(both) == [("a", "A"), ("b", "B"), ("c", "C")]
     assert [both.sources[i] for i in (0, 2, -1)] == ["a", "c", "c"]
     assert both.where([1, 2]) == f"{tmp_path}/a.tsv:2; {tmp_path}/b.tsv:1"
-    assert [(part.texts, part.weight) for part in both.parts] == [(2, 2.0), (1, 1.0)]
+    assert [(part.texts, part.weight) for part in both.subcorpora] == [(2, 2.0), (1, 1.0)]
     plain = read_corpus(write(tmp_path / "c.txt", b"x\n"), cache=cache)
     with pytest.raises(InputError, match="are pairs, others are not"):
         concatenate_corpora([(one, 1.0), (plain, 1.0)])

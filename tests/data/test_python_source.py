@@ -1,4 +1,4 @@
-"""The corpus of Python's own source: which files, in which split, and unchanged."""
+"""The embedded corpus of Python source: which files, in which split, unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of a corpus before it is learnt from: counts that add up, and pairs that no longer belong together."""
+"""The data report: counts that add up, duplicates, and misaligned pairs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BYTE = Byte().train([])
 
 
 def corpus_of(count: int, seed: int) -> Corpus:
-    """Pairs whose lengths go together about as those of a translation do."""
+    """Pairs whose lengths correlate about as those of translations."""
     draw = random.Random(seed)
     sizes = [max(2, int(draw.lognormvariate(3.5, 0.5))) for _ in range(count)]
     other = [max(2, int(size * draw.lognormvariate(0.05, 0.25))) for size in sizes]
@@ -36,21 +36,21 @@ def test_shifts_by_one_line_are_found_in_95_of_100_corpora() -> None:
     draw, found, near = random.Random(3), 0, 0
     for seed in range(100):
         sources, targets = lengths(corpus_of(10_000, seed))
-        place = draw.randrange(200, 9_800)
+        line = draw.randrange(200, 9_800)
         if seed % 2:
-            sources = np.delete(sources, place)
+            sources = np.delete(sources, line)
             targets = targets[:-1]
         else:
-            targets = np.append(np.delete(targets, place), 30)
+            targets = np.append(np.delete(targets, line), 30)
         shift = find_shift(sources, targets)
         found += shift is not None
-        near += shift is not None and abs(shift.line - place) < 100
+        near += shift is not None and abs(shift.line - line) < 100
         assert shift is None or (shift.before > 0.7 and shift.after < 0.4 and shift.shifted > 0.6)
     assert found >= 95
     assert near >= 90
 
 
-def test_clean_corpora_are_left_in_peace() -> None:
+def test_clean_corpora_have_no_shift() -> None:
     assert sum(find_shift(*lengths(corpus_of(10_000, 1000 + seed))) is not None for seed in range(20)) == 0
     draw = np.random.default_rng(0)
     for _ in range(20):  # lengths that have nothing to do with each other say nothing
@@ -74,7 +74,7 @@ def test_a_block_in_the_middle_that_is_shifted_is_found(monkeypatch: pytest.Monk
     assert find_shift(sources, targets) == whole
 
 
-def test_the_counts_add_up_and_name_what_is_wrong(tmp_path: Path) -> None:
+def test_the_counts_add_up_and_warnings_name_the_problems(tmp_path: Path) -> None:
     texts = [("ein Hund", "a dog"), ("", "x"), ("ein Hund", "a dog"), ("lang" * 30, "long"), ("Katze", "cat")]
     corpus = Corpus([one for one, _ in texts], [other for _, other in texts], ("t.de", "t.en"))
     valid = Corpus(["Katze", "neu"], ["cat", "new"], ("v.de", "v.en"))
@@ -85,13 +85,13 @@ def test_the_counts_add_up_and_name_what_is_wrong(tmp_path: Path) -> None:
         assert report.kept + sum(report.left_out.values()) == report.texts == 5
         assert (report.duplicates, report.overlap, report.shift) == (1, (1, 2), None)
         assert [sum(side.counts) for side in report.sides] == [5, 5]
-        assert report.sides[0].max_positions == 120
+        assert report.sides[0].max_length == 120
         assert report.sides[0].edges[-1] == 121
     warnings = report.warnings(valid="v.de", listed="left-out.tsv")
     assert [warning.split(":")[0] for warning in warnings] == ["warning", "warning"]
     assert "t.de: 2 of 5 left out: 1 empty, 1 longer than 20 tokens. They are listed in left-out.tsv." in warnings[0]
     assert "1 of 2 validation lines also occur in training" in warnings[1]
-    assert "learnt from" in report.text()
+    assert f"{'  used':36}{3:>12}" in report.text()
     page = data_page(report, ["<script>alert(1)</script>"])
     assert "<script>" not in page
     assert "longer than 20 tokens" in page

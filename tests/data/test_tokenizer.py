@@ -1,4 +1,4 @@
-"""Tokenizers: text comes back, text is never taken for a special token, and training is a function of the text."""
+"""Tokenizers: lossless, text is never a special token, and training is a function of the text."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 
 @pytest.mark.parametrize("name", LOSSLESS)
 @given(text=ODD_TEXT)
-def test_every_text_comes_back_from_a_byte_level_tokenizer(name: str, text: str) -> None:
+def test_byte_level_tokenizers_are_lossless(name: str, text: str) -> None:
     tokenizer = TRAINED[name]
     ids = tokenizer.encode(text)
     assert tokenizer.decode(ids) == text
@@ -75,48 +75,48 @@ def test_every_text_comes_back_from_a_byte_level_tokenizer(name: str, text: str)
 
 @pytest.mark.parametrize("name", ["character", "word"])
 @pytest.mark.parametrize("text", TEXTS[:6])
-def test_what_training_saw_comes_back(name: str, text: str) -> None:
+def test_tokenizers_are_lossless_on_their_training_text(name: str, text: str) -> None:
     assert TRAINED[name].decode(TRAINED[name].encode(text)) == text
 
 
-def test_word_pieces_come_back_but_for_how_they_were_spaced() -> None:
+def test_wordpiece_is_lossless_except_for_spacing() -> None:
     tokenizer = TRAINED["word_piece"]
     assert tokenizer.decode(tokenizer.encode("They said:\nthe  early bird.")) == "They said : the early bird ."
 
 
 @pytest.mark.parametrize("name", list(KINDS))
 @given(text=ODD_TEXT)
-def test_tokens_have_a_place_in_the_text_they_come_from(name: str, text: str) -> None:
+def test_encoding_gives_offsets_that_cover_the_text(name: str, text: str) -> None:
     tokenizer = TRAINED[name]
     read = tokenizer.encode_with_offsets(text)
     assert read.ids == tokenizer.encode(text)
     starts, ends = ([span[side] for span in read.offsets] for side in (0, 1))
     assert starts == sorted(starts)
     assert ends == sorted(ends)
-    covered = {place for start, end in read.offsets for place in range(start, end)}
-    assert {place for place, character in enumerate(text) if not character.isspace()} <= covered
+    covered = {index for start, end in read.offsets for index in range(start, end)}
+    assert {index for index, character in enumerate(text) if not character.isspace()} <= covered
 
 
 @pytest.mark.parametrize("name", list(KINDS))
 @given(text=ODD_TEXT, cut=st.integers(0, 20))
-def test_tokens_have_a_place_in_the_text_they_make(name: str, text: str, cut: int) -> None:
+def test_decoding_gives_offsets_that_cover_the_text(name: str, text: str, cut: int) -> None:
     tokenizer = TRAINED[name]
     ids = [*tokenizer.encode(text)[cut:], tokenizer.mask, *tokenizer.encode(text)]
-    said, spans = tokenizer.decode_with_offsets(ids)
-    assert said == tokenizer.decode(ids)
-    shown = [span for span, number in zip(spans, ids) if number not in (tokenizer.mask, tokenizer.unk)]
-    assert all(one == other or one[1] == other[0] for one, other in pairwise(shown))
-    assert not shown or (shown[0][0], shown[-1][1]) == (0, len(said))
+    decoded, offsets = tokenizer.decode_with_offsets(ids)
+    assert decoded == tokenizer.decode(ids)
+    visible = [span for span, number in zip(offsets, ids) if number not in (tokenizer.mask, tokenizer.unk)]
+    assert all(one == other or one[1] == other[0] for one, other in pairwise(visible))
+    assert not visible or (visible[0][0], visible[-1][1]) == (0, len(decoded))
 
 
-def test_the_parts_of_a_character_share_its_place() -> None:
+def test_the_parts_of_a_character_share_its_offsets() -> None:
     byte = TRAINED["byte"]
     assert byte.encode_with_offsets("aé").offsets == [(0, 1), (1, 2), (1, 2)]
     assert byte.decode_with_offsets(byte.encode("aé"))[1] == [(0, 1), (1, 2), (1, 2)]
     assert byte.decode_with_offsets(byte.encode("aé")[:2]) == ("a\ufffd", [(0, 1), (1, 2)])
 
 
-def test_a_special_token_in_a_text_keeps_its_place_when_it_is_cut_open() -> None:
+def test_a_special_token_in_a_text_is_encoded_as_text_with_offsets() -> None:
     pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "</s>abpd")]
     tokenizer = Tokenizer.from_json(saved_elsewhere(models.Unigram(pieces, 0), specials=["<unk>", "<pad>", "</s>"]))
     text = "ab</s> a"
@@ -124,30 +124,30 @@ def test_a_special_token_in_a_text_keeps_its_place_when_it_is_cut_open() -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "units", "spelt"),
+    ("name", "text", "units", "tokens"),
     [
         ("word", "The Zürich bird", [0, 1, 2], ["Zürich", " Zürich"]),
         ("word_piece", "The Zürich bird", [0, 1, 2], ["Zürich", "Zürich"]),
         ("character", "The 🐦", [0, 1, 2, 3, 4], ["Zürich", "Zürich"]),
     ],
 )
-def test_what_an_unknown_token_stands_for_can_be_put_there(
-    name: str, text: str, units: list[int], spelt: list[str]
-) -> None:
+def test_an_unknown_token_can_be_replaced_by_text(name: str, text: str, units: list[int], tokens: list[str]) -> None:
     tokenizer = TRAINED[name]
     read = tokenizer.encode_with_offsets(text)
     assert [read.units.index(unit) for unit in read.units] == units
-    assert [tokenizer.token_for_text("Zürich", new_word=apart) for apart in (False, True)] == spelt
+    assert [tokenizer.token_for_text("Zürich", new_word=new_word) for new_word in (False, True)] == tokens
     ids = tokenizer.encode(text)
-    place = tokenizer.unknown_positions(ids)[0]
-    start, end = read.offsets[place]
-    said, spans = tokenizer.decode_with_offsets(ids, {place: tokenizer.token_for_text(text[start:end], new_word=True)})
-    assert said.startswith(text[:end])
-    assert said[slice(*spans[place])].strip() == text[start:end].strip()
-    assert len(spans) == len(ids)
+    index = tokenizer.unknown_positions(ids)[0]
+    start, end = read.offsets[index]
+    decoded, offsets = tokenizer.decode_with_offsets(
+        ids, {index: tokenizer.token_for_text(text[start:end], new_word=True)}
+    )
+    assert decoded.startswith(text[:end])
+    assert decoded[slice(*offsets[index])].strip() == text[start:end].strip()
+    assert len(offsets) == len(ids)
 
 
-def test_pieces_of_a_word_stand_together_where_unknown_tokens_are_words() -> None:
+def test_pieces_of_a_word_are_one_unit_in_word_level_tokenizers() -> None:
     tokenizer = WordPiece(size=20).train(["a ab abc b bc"] * 3 + ["xyz"])
     read = tokenizer.encode_with_offsets("xyz a zyx")
     groups = [read.units.count(unit) for unit in dict.fromkeys(read.units)]
@@ -155,7 +155,7 @@ def test_pieces_of_a_word_stand_together_where_unknown_tokens_are_words() -> Non
     assert sum(groups) == len(read.ids) > 3
 
 
-def test_a_vocabulary_without_unknown_token_finds_none() -> None:
+def test_a_vocabulary_without_unk_has_no_unknown_positions() -> None:
     words = {"<pad>": 0, "</s>": 1, "a": 2}
     tokenizer = Tokenizer.from_json(saved_elsewhere(models.WordLevel(words, unk_token="a"), specials=["<pad>", "</s>"]))
     assert tokenizer.unknown_positions([0, 1, 2, 2]) == []
@@ -179,7 +179,7 @@ def test_a_special_token_written_in_a_text_is_text(text: str, special: str, afte
             assert not {PAD, BOS, EOS, MASK} & set(ids), name
 
 
-def test_a_special_token_that_training_often_saw_is_text_too() -> None:
+def test_a_special_token_that_is_frequent_in_training_is_text_too() -> None:
     texts = ["<s> </s> <pad><pad> <mask> <unk> x</s>"] * 50
     for kind in (Character(), Word(), BPE(size=266), Unigram(size=266), WordPiece(size=40)):
         try:
@@ -200,7 +200,7 @@ def saved_elsewhere(model: models.Model, *, specials: list[str]) -> str:
     return tokenizer.to_str()
 
 
-def test_a_saved_model_that_knows_special_tokens_as_words_gets_them_as_text() -> None:
+def test_a_saved_model_with_special_tokens_as_words_encodes_them_as_text() -> None:
     pieces = [("<unk>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), *((letter, -3.0) for letter in "</s>abpd")]
     tokenizer = Tokenizer.from_json(saved_elsewhere(models.Unigram(pieces, 0), specials=["<unk>", "<pad>", "</s>"]))
     ids = tokenizer.encode("ab</s> a<pad>b")
@@ -208,14 +208,14 @@ def test_a_saved_model_that_knows_special_tokens_as_words_gets_them_as_text() ->
     assert tokenizer.encode("ab</s></s>") == tokenizer.encode_batch(["x", "ab</s></s>"])[1]
 
 
-def test_a_saved_tokenizer_neither_cuts_nor_pads() -> None:
+def test_a_saved_tokenizer_neither_truncates_nor_pads() -> None:
     words = {"<pad>": 0, "</s>": 1, "<unk>": 2, "a": 3}
     text = saved_elsewhere(models.WordLevel(words, unk_token="<unk>"), specials=["<pad>", "</s>", "<unk>"])
     assert Tokenizer.from_json(text).encode("a a a a b") == [3, 3, 3, 3, 2]
     assert Tokenizer.from_json(text).encode("a") == [3]
 
 
-def test_saved_special_tokens_may_be_spelt_as_bert_has_them() -> None:
+def test_saved_special_tokens_may_have_berts_spelling() -> None:
     words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "x": 9}
     text = saved_elsewhere(models.WordLevel(words, unk_token="[UNK]"), specials=list(words)[:5])
     tokenizer = Tokenizer.from_json(text)
@@ -224,7 +224,7 @@ def test_saved_special_tokens_may_be_spelt_as_bert_has_them() -> None:
     assert tokenizer.token_texts([7]) == ["<7>"]
 
 
-def test_a_saved_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
+def test_a_saved_tokenizer_is_used_unchanged(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(TRAINED["bpe"].to_json())
     saved, other = train_tokenizers(Saved(str(tmp_path / "tokenizer.json")), Corpus(["x"], ["y"], ("x", "y")))
     assert saved.digest == TRAINED["bpe"].digest
@@ -232,7 +232,7 @@ def test_a_saved_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", ["</s>", "<pad>"])
-def test_a_saved_tokenizer_without_end_or_pad_is_refused(tmp_path: Path, missing: str) -> None:
+def test_a_saved_tokenizer_without_eos_or_pad_is_refused(tmp_path: Path, missing: str) -> None:
     words = {name: number for number, name in enumerate(SPECIALS) if name != missing}
     text = saved_elsewhere(models.WordLevel(words, unk_token="<unk>"), specials=list(words))
     (tmp_path / "t.json").write_text(text)
@@ -240,7 +240,7 @@ def test_a_saved_tokenizer_without_end_or_pad_is_refused(tmp_path: Path, missing
         Saved(str(tmp_path / "t.json")).train([])
 
 
-def test_a_missing_saved_tokenizer_is_named() -> None:
+def test_a_missing_saved_tokenizer_is_an_error() -> None:
     with pytest.raises(InputError, match=r"no such file: nowhere/tokenizer\.json"):
         Saved("nowhere/tokenizer.json").train([])
 
@@ -285,7 +285,7 @@ def test_a_saved_model_is_written_as_it_was_read(scores: list[float]) -> None:
     assert Tokenizer.from_json(read.to_json()).digest == read.digest
 
 
-def test_a_batch_is_encoded_as_its_texts_alone(tokenizer: Tokenizer) -> None:
+def test_a_batch_is_encoded_like_single_texts(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
     assert tokenizer.encode_batch([]) == []
     assert tokenizer.encode("") == []
@@ -301,12 +301,12 @@ def test_a_text_cut_in_parts_has_the_same_tokens(text: str) -> None:
         assert list(chain.from_iterable(tokenizer.encode_batch(parts))) == tokenizer.encode(text)
 
 
-def test_an_unpaired_surrogate_is_refused_with_its_place(tokenizer: Tokenizer) -> None:
+def test_an_unpaired_surrogate_is_refused_with_its_position(tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match=r"unpaired surrogate \(U\+D83D\) at position 7"):
         tokenizer.encode_batch(["fine", "hello \ud83d!"])
 
 
-def test_tokens_are_written_so_that_one_can_read_them() -> None:
+def test_token_texts_are_readable() -> None:
     byte = TRAINED["byte"]
     assert byte.token_texts(byte.encode("a b\né")) == ["a", "▁", "b", "↵", "\\xc3", "\\xa9"]
     bpe = TRAINED["bpe"]
@@ -316,7 +316,7 @@ def test_tokens_are_written_so_that_one_can_read_them() -> None:
     assert word.token_texts(word.encode("The early\tbird")) == ["The", "▁early", "⇥", "<unk>"]
 
 
-def test_a_byte_is_a_token_of_its_own_number() -> None:
+def test_a_byte_token_has_the_number_of_its_byte() -> None:
     assert TRAINED["byte"].encode("aé\0") == [5 + byte for byte in "aé\0".encode()]
     assert TRAINED["byte"].vocabulary == 261
 
@@ -329,7 +329,7 @@ def test_each_digit_is_a_token_when_digits_are_split(name: str, number: int) -> 
     assert [text for text in texts if text.isdigit()] == list(f"{number}{number}")
 
 
-def test_digits_may_be_joined_otherwise() -> None:
+def test_digits_are_merged_unless_they_are_split() -> None:
     texts = ["1848 1848 1848"] * 20
     tokenizer = BPE(size=264).train(texts)
     assert "1848" in tokenizer.token_texts(tokenizer.encode(texts[0]))
@@ -361,7 +361,7 @@ def test_a_size_without_room_is_refused(kind: type[BPE], size: int) -> None:
         kind(size=size)
 
 
-def test_words_take_what_there_is() -> None:
+def test_a_word_tokenizer_may_be_smaller_than_its_size() -> None:
     assert Word(size=10_000).train(["a b b", "c"]).vocabulary == 5 + len({"a", " b", "c"})
     small = Word(size=6).train(["a b b", "c"])
     assert small.token_texts(small.encode("a b")) == ["<unk>", "▁b"]
@@ -389,19 +389,19 @@ def test_two_sides_share_a_vocabulary_unless_told_otherwise(kind: type[Character
     both, none = train_tokenizers(kind(**size), pairs)
     assert none is None
     for text in ("aa", "cc"):
-        assert both.unknown not in both.encode(text)
+        assert both.unk not in both.encode(text)
     if kind is WordPiece:
         size = {"size": 11}
     first, second = train_tokenizers(kind(joint=False, **size), pairs)
     assert second is not None
-    assert first.unknown not in first.encode("aa")
-    assert second.unknown not in second.encode("cc")
+    assert first.unk not in first.encode("aa")
+    assert second.unk not in second.encode("cc")
     alone, none = train_tokenizers(kind(**size), Corpus(pairs.sources, None, ("x",)))
     assert none is None
     assert alone.digest == first.digest
 
 
-def test_a_long_text_without_spaces_can_be_learnt() -> None:
+def test_a_tokenizer_trains_on_a_long_text_without_spaces() -> None:
     text = "ACGT" * 50_000 + "TTAG" * 50_000
     for kind in (Character(), Byte(), Word(), BPE(size=266), WordPiece(size=20)):
         tokenizer = kind.train([text])
@@ -409,25 +409,25 @@ def test_a_long_text_without_spaces_can_be_learnt() -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), Saved("x.json")])
-def test_a_kind_can_be_written_and_read(kind: TokenizerKind) -> None:
+def test_a_kind_survives_a_round_trip_through_a_dict(kind: TokenizerKind) -> None:
     plain = to_dict(kind)
     assert plain["kind"] in ("character", "byte", "word", "bpe", "unigram", "word_piece", "saved")
     assert from_dict(TokenizerKind, plain, where="text.tokenizer") == kind
 
 
-def test_roles_say_which_token_plays_which_part() -> None:
+def test_special_tokens_can_be_given_by_id() -> None:
     plain = TRAINED["bpe"]
     special_tokens = SpecialTokens(bos=PAD, eos=BOS, unk=None, prompt_prefix=())
-    told = Tokenizer.from_json(plain.to_json(), special_tokens)
-    assert (told.bos, told.eos, told.pad, told.mask, told.prompt_prefix) == (PAD, BOS, PAD, MASK, ())
+    other = Tokenizer.from_json(plain.to_json(), special_tokens)
+    assert (other.bos, other.eos, other.pad, other.mask, other.prompt_prefix) == (PAD, BOS, PAD, MASK, ())
     assert (plain.bos, plain.prompt_prefix) == (BOS, (BOS,))
-    assert told.encode("a b") == plain.encode("a b")
-    assert told.digest != plain.digest
+    assert other.encode("a b") == plain.encode("a b")
+    assert other.digest != plain.digest
 
 
-def test_pieces_beyond_what_the_model_knows_are_unknown() -> None:
+def test_pieces_from_first_unknown_on_are_unk() -> None:
     plain = TRAINED["character"]
-    few = Tokenizer.from_json(plain.to_json(), SpecialTokens(known=plain.encode("b")[0]))
+    few = Tokenizer.from_json(plain.to_json(), SpecialTokens(first_unknown=plain.encode("b")[0]))
     assert few.encode("ab") == [plain.encode("a")[0], UNK]
     assert few.encode_with_offsets("ab").ids == few.encode("ab")
     assert few.vocabulary == plain.encode("b")[0]
@@ -442,7 +442,7 @@ def test_sentinels_come_in_the_order_of_their_names() -> None:
     assert Tokenizer(library).sentinels == [size + 1, size]
 
 
-def test_a_vocabulary_with_one_special_token_has_it_play_every_part() -> None:
+def test_a_vocabulary_with_one_special_token_uses_it_for_every_role() -> None:
     model = models.BPE({letter: number for number, letter in enumerate(["<|endoftext|>", "a", "b"])}, [])
     library = tokenizers.Tokenizer(model)
     library.add_special_tokens(["<|endoftext|>"])

@@ -1,4 +1,4 @@
-"""The words that alignments count."""
+"""Word offsets and word ids, which alignments count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def words(text: str) -> list[str]:
 
 
 @given(st.text(), st.text())
-def test_a_text_with_a_space_between_words_has_those_of_split(one: str, other: str):
+def test_a_text_with_spaces_has_the_words_of_split(one: str, other: str):
     text = f"a{one} {other}a"
     assert words(text) == text.split()
 
@@ -44,7 +44,7 @@ def test_without_spaces_the_characters_of_an_unspaced_script_are_words(text: str
     assert words(text) == cut
 
 
-def test_a_token_belongs_to_the_word_it_first_shows():
+def test_a_token_belongs_to_the_word_of_its_first_visible_character():
     text = "ab  cd e"
     spans = [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7), (6, 8), (3, 8), (2, 2)]
     assert word_ids(text, spans) == [0, 0, -1, 1, 1, -1, 2, 1, -1]

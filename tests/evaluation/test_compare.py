@@ -301,7 +301,7 @@ def test_looks_are_of_the_same_lines_with_every_model(comparison: Comparison):
         assert all(seen.cross_attentions for seen in look.seen)
 
 
-def made(names: list[str], texts: list[str], *, several: int = 3) -> tuple[Comparison, list[Look]]:
+def made(names: list[str], texts: list[str], *, several: int = 3) -> tuple[Comparison, list[AttentionSample]]:
     """A comparison by hand, with these names and texts wherever there are some."""
     groups = {"group": tuple(Row(text, 1, 50, 40, 60) for text in texts)}
     models = tuple(

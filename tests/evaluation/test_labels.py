@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from regard.data.read.corpus import Corpus
-from regard.data.tasks.bidirectional_lm import BidirectionalLM as BothWaysProblem
+from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tasks.masked_lm import MaskedLM
 from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tokenize.train import WordPiece
@@ -20,7 +20,7 @@ from regard.errors import InputError
 from regard.evaluation.evaluate import LabelEvaluation, evaluate
 from regard.metrics import agreement, correlation
 from regard.models import zoo
-from regard.models.readouts import BidirectionalLM, Label, Number, Tags, Vector
+from regard.models.readouts import BidirectionalVocabulary, Label, Number, Tags, Vector
 from tests.small import TEXTS, small
 
 BERT = zoo.bert(16, 2, 2, max_positions=64)
@@ -129,7 +129,7 @@ def test_models_that_read_a_text_as_a_whole_are_measured_on_what_they_learn(kind
     corpus = Corpus(TEXTS * 3, None, ("f",))
     model, task = {
         "masked": (small(BERT), MaskedLM(64)),
-        "both ways": (small(replace(BERT, readout=BidirectionalLM())), BothWaysProblem(64)),
+        "both ways": (small(replace(BERT, readout=BidirectionalVocabulary())), BidirectionalLM(64)),
         "spans": (small(zoo.t5(16, 1, 2), (WordPiece(80, sentinels=20).train(TEXTS * 4),)), SpanCorruption(128)),
     }[kind]
     samples = task.samples(corpus, (model.tokenizer, None))

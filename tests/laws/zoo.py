@@ -8,6 +8,7 @@ import torch
 
 from regard.layers.attention import SelfAttention
 from regard.layers.attention_decoder import AttentionDecoder
+from regard.layers.convolution import Convolution, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import PreNorm, Replace
@@ -41,6 +42,11 @@ def transformer_seeing(pattern: SourcePattern) -> Model:
     model = zoo.transformer(**SMALL)
     layers = tuple((self, replace(cross, pattern=pattern), feed) for self, cross, feed in model.decoder.layers)
     return replace(model, decoder=replace(model.decoder, layers=layers))
+
+
+def gated_convolutions() -> Model:
+    """A language model of gated convolutions alone (Dauphin 2016)."""
+    return Model(WIDTH, Embed(), decoder=Stack(3 * ((Convolution(4, causal=True, dropout=0.1),),), ScaledResidual()))
 
 
 def hybrid() -> Model:
@@ -88,6 +94,9 @@ TRANSLATORS: dict[str, Model] = {
         **RECURRENT, input_feeding=False, pattern=LocalM(3), score=Dot(scaled=False)
     ),
     "transformer encoder, recurrent decoder": hybrid(),
+    "convs2s": zoo.convs2s(WIDTH, 2, dropout=0.1, position=Learned(128)),
+    "convs2s, even kernel": zoo.convs2s(WIDTH, 2, kernel_width=4, decoder_depth=3, position=None, score=Additive()),
+    "convs2s, kernel of one": zoo.convs2s(WIDTH, 1, kernel_width=1, position=Sinusoid(), tied=True, shared=True),
     "t5": zoo.t5(**SMALL, position=RelativeBias(8, 20)),
     "t5, 1.0": zoo.t5(**SMALL, version="1.0", key_width=5, decoder_depth=1, position=RelativeBias(8, 20)),
 }
@@ -112,6 +121,7 @@ LANGUAGE_MODELS: dict[str, Model] = {
     "sha-rnn": zoo.sha_rnn(WIDTH, 2, window=6, dropout=0.1),
     "sha-rnn, wide window": zoo.sha_rnn(WIDTH, 2, heads=3, inner=WIDTH, attention=(0,), dropout=0.1, tied=False),
     "sha-rnn, two heads everywhere": zoo.sha_rnn(WIDTH, 3, heads=2, attention="all", window=1, dropout=0.1),
+    "gated convolutions": gated_convolutions(),
     "lstm-lm": zoo.lstm_lm(WIDTH, 2, dropout=0.1),
     "lstm-lm, replacing": zoo.lstm_lm(WIDTH, 2, join=Replace(), dropout=0.1, tied=False),
 }

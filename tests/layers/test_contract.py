@@ -8,8 +8,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from regard.errors import InputError
-from regard.evaluation.laws import LAWS
+from regard.evaluation.laws import LAWS, Law
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.contract import (
     Ablation,
@@ -34,7 +33,8 @@ from regard.layers.positions import Rotary
 from regard.models import zoo
 from regard.models.model import Model, Stack
 from regard.show.ablation import attention_heads
-from tests.laws.zoo import LANGUAGE_MODELS, MODELS, SMALL, TRANSLATORS, VOCABULARY, WIDTH, build
+from tests.laws.test_laws import probe
+from tests.laws.zoo import SMALL, VOCABULARY, WIDTH
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,20 @@ def with_mean() -> Model:
 
 
 def test_a_part_that_states_no_facts_gets_the_safe_defaults():
-    assert facts_of(Mean()) == Facts()
+    assert facts_of(Mean()) == Facts(incremental=False)
     model = with_mean()
-    assert (model.incremental, model.constant_memory, attention_heads(model.build(VOCABULARY))) == (True, False, {})
+    assert (model.incremental, model.constant_memory, attention_heads(model.build(VOCABULARY))) == (False, False, {})
     packing = next(law for law in LAWS if "packed" in law.name)
     assert packing.lacks(model) is not None
     assert packing.lacks(zoo.gpt2(**SMALL)) is None
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.name)
+def test_a_part_that_states_no_facts_obeys_every_law(law: Law):
+    torch.manual_seed(0)
+    network = with_mean().build(VOCABULARY).eval()
+    error = None if law.lacks(network.description) else law.error(probe(network))
+    assert error is None or error <= law.allowed
 
 
 def test_parts_state_what_they_are():
@@ -87,28 +95,6 @@ def test_a_part_may_state_facts_as_a_class_variable():
     steady = replace(model, embed=replace(model.embed, position=None), decoder=Stack(((Constant(),),), PreNorm()))
     assert steady.constant_memory
     assert not replace(steady, embed=model.embed).constant_memory, "learned positions end somewhere"
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_shape_of_a_model_is_which_stacks_it_has(name: str):
-    model = MODELS[name]
-    expected = {(True, True): "encoder-decoder", (True, False): "encoder", (False, True): "decoder"}
-    assert model.shape == expected[model.encoder is not None, model.decoder is not None]
-    assert list(model.stacks) == model.shape.split("-")
-    with torch.device("meta"):
-        assert model.build(VOCABULARY).shape == model.shape
-    assert (model.shape == "encoder-decoder") == (name in TRANSLATORS)
-    assert model.shape == "decoder" or name not in LANGUAGE_MODELS
-
-
-def test_a_text_is_refused_where_the_shape_has_no_use_for_it():
-    ids = torch.ones(1, 3, dtype=torch.long)
-    with pytest.raises(InputError, match="only an encoder-decoder reads source_ids"):
-        build("gpt2").hidden_states(ids, source_ids=ids)
-    with pytest.raises(InputError, match="needs source_ids"):
-        build("transformer").hidden_states(ids)
-    with pytest.raises(InputError, match="only a decoder continues a text"):
-        build("bert").hidden_states(ids, carried=CarriedMemory())
 
 
 def test_head_ablation_is_a_mask_over_heads():

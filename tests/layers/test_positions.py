@@ -127,6 +127,15 @@ def test_alibi_is_part_of_the_scores():
         assert (network(ids) - found).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["alibi", "gpt2, alibi", "bert, alibi", "relative bias"])
+def test_a_position_bias_is_the_same_in_double_precision(name: str):
+    network, ids = build(name), torch.randint(3, VOCABULARY, (2, 28))
+    inputs = {"source_ids": ids[:, :20]} if network.shape == "encoder-decoder" else {}
+    with torch.no_grad():
+        single = network(ids, **inputs)
+        torch.testing.assert_close(network.double()(ids, **inputs).float(), single, atol=1e-4, rtol=1e-4)
+
+
 def test_alibi_is_written_as_alibi():
     assert kind_of(ALiBi) == "alibi"
     model = zoo.gpt2(**SMALL, position=ALiBi())

@@ -59,7 +59,7 @@ def test_embeddings_are_tied_two_and_three_ways(tied: bool, shared: bool, tables
     assert len({id(weight) for weight in weights}) == tables
 
 
-def test_two_vocabularies_have_two_tables():
+def test_two_vocabularies_have_two_embedding_tables():
     network = zoo.transformer(8, 1, 2).build(50, 70)
     assert network.source_embed.table.num_embeddings == 70
     assert network(torch.tensor([[1, 2]]), source_ids=torch.tensor([[69, 3]])).shape == (1, 2, 50)
@@ -138,6 +138,6 @@ def test_a_description_survives_being_saved(name: str):
     [({"width": 10, "heads": 3}, "not divisible by 3 heads"), ({"width": 9, "heads": 3}, "even width"),
      ({"width": 8, "heads": 2, "position": Concatenated(8)}, "leaves no room")],
 )  # fmt: skip
-def test_widths_that_do_not_fit_are_refused_with_a_remedy(arguments: dict, message: str):
+def test_impossible_widths_are_refused_with_a_remedy(arguments: dict, message: str):
     with pytest.raises(InputError, match=message):
         zoo.transformer(**arguments).build(10)

@@ -17,7 +17,7 @@ from regard.models import zoo
 from regard.show.ablation import ablate
 from tests.laws.zoo import MODELS
 from tests.small import save_model, small
-from tests.training.runs import Life
+from tests.training.runs import CommandProcess
 
 from .browser import opened
 
@@ -37,16 +37,16 @@ def model(folder: Path) -> LoadedModel:
 
 @pytest.fixture
 def address(folder: Path) -> Iterator[str]:
-    life = Life(["show", str(folder), TEXT, "--no-browser", "--device", "cpu"])
+    process = CommandProcess(["show", str(folder), TEXT, "--no-browser", "--device", "cpu"])
     printed = b""
     while not printed.endswith(b"\n"):
-        more = os.read(life.readers[0].fileno(), 1 << 16)
+        more = os.read(process.readers[0].fileno(), 1 << 16)
         assert more, "the process printed nothing"
         printed += more
     yield re.search(r"http://\S+", printed.decode()).group()
-    life.send_signal(signal.SIGINT)
-    assert life.wait(60)
-    assert (life.returncode, os.read(life.readers[1].fileno(), 1 << 16)) == (130, b"")
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60)
+    assert (process.returncode, os.read(process.readers[1].fileno(), 1 << 16)) == (130, b"")
 
 
 def test_another_text_is_typed_in(address: str, model: LoadedModel, browser: Any):
@@ -104,9 +104,9 @@ def test_a_long_text_fetches_its_exact_weights(tmp_path: Path, browser: Any):
     model = small(description)
     folder = save_model(tmp_path / "long", model)
     text = " ".join(["the cat sat on a mat and a dog ran in the park"] * 330)
-    life = Life(["show", str(folder), text, "--no-browser", "--device", "cpu"])
+    process = CommandProcess(["show", str(folder), text, "--no-browser", "--device", "cpu"])
     try:
-        printed = os.read(life.readers[0].fileno(), 1 << 16).decode()
+        printed = os.read(process.readers[0].fileno(), 1 << 16).decode()
         trace = load(folder, device="cpu").look(text)
         [layer] = trace.layers
         assert trace.layers[layer].weights is None
@@ -124,5 +124,5 @@ def test_a_long_text_fetches_its_exact_weights(tmp_path: Path, browser: Any):
                     window.click("[aria-label='larger (+)']")
             assert response.value.status == 200
     finally:
-        life.send_signal(signal.SIGTERM)
-        assert life.wait(60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60)

@@ -66,7 +66,8 @@ from regard.training.distributed import join_processes
 from regard.models import zoo
 from tests.training.test_distributed import MemoryCheckpoint, make_trainer
 with join_processes(torch.device("cpu"), 60) as world:
-    one, other = (make_trainer(zoo.transformer(32, 2, 2), world, batch_tokens=400, learning_rate=1e-2) for _ in range(2))
+    model = zoo.transformer(32, 2, 2)
+    one, other = (make_trainer(model, world, batch_tokens=400, learning_rate=1e-2) for _ in range(2))
     for _ in range(3):
         one.advance()
     other.restore(MemoryCheckpoint(one.tensors()), one.state())
@@ -152,7 +153,7 @@ CASES: dict[str, tuple[Model, dict[str, object]]] = {
         zoo.transformer(16, 2, 2, dropout=0.0, join=Reversible()), {"batch_tokens": 100, "parallel": "shard"},
     ),
 }  # fmt: skip
-# Models with random draws: a part draws the same in every process.
+# Models with random draws: a micro-batch draws the same in every process.
 RANDOM: dict[str, tuple[Model, dict[str, object]]] = {
     "reversible with dropout": (zoo.gpt2(16, 2, 2, dropout=0.2, join=Reversible()), {"batch_tokens": 100}),
     "reformer": (zoo.reformer(16, 2, 2, pattern=RankWindow(2), buckets=4, dropout=0.2), {"batch_tokens": 100}),
@@ -192,16 +193,16 @@ def test_three_processes_resume_bit_identically():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(RANDOM))
-def test_random_draws_of_a_part_do_not_depend_on_its_process(two_processes, name: str):
+def test_random_draws_of_a_micro_batch_do_not_depend_on_its_process(two_processes, name: str):
     assert two_processes[name] == pytest.approx(losses(name, accumulate=2), rel=1e-5, abs=1e-7)
 
 
 @pytest.mark.slow
-def test_parts_split_over_processes_equal_accumulated_parts(two_processes):
+def test_micro_batches_split_over_processes_equal_accumulated_ones(two_processes):
     assert two_processes["accumulated"] == pytest.approx(losses("accumulated", accumulate=4), rel=1e-5, abs=1e-7)
 
 
-def test_some_steps_leave_a_process_without_a_part():
+def test_some_steps_leave_a_process_without_a_micro_batch():
     batches = make_trainer(*CASES["replicated"][:1], **CASES["replicated"][1]).batches
     assert min(map(len, batches.epoch(0))) == 1
 

@@ -54,7 +54,7 @@ def almost_no_memory() -> None:
 
 
 def accumulate_at(step: int, parts: int, stop: int | None = None) -> None:
-    """Split steps into parts after the n-th, as if memory had run out; optionally stop later."""
+    """Split steps into micro-batches after the n-th, as if memory had run out; optionally stop later."""
     at_steps({step: lambda trainer: setattr(trainer, "accumulate", parts)})
     if stop is not None:
         terminate_at(stop)
@@ -83,7 +83,7 @@ def test_a_step_that_does_not_fit_is_split_and_the_run_continues(tmp_path: Path)
     assert (code, err) == (0, "")
     parts = accumulated(tmp_path / "short")[-1]
     assert parts > 1
-    assert "warning: out of memory at step 1; it was done again in " in out
+    assert "warning: out of memory at step 1; repeated in " in out
     assert f"train.accumulate = {parts}." in out
     given = [*WIDE, "--set", f"train.accumulate={parts}"]
     code, out, _ = regard("train", recipe, *given, "--out", tmp_path / "ample")
@@ -92,7 +92,7 @@ def test_a_step_that_does_not_fit_is_split_and_the_run_continues(tmp_path: Path)
     assert losses(tmp_path / "short") == pytest.approx(losses(tmp_path / "ample"), rel=1e-5)
 
 
-def test_a_split_run_resumes_with_as_many_parts(tmp_path: Path):
+def test_a_split_run_resumes_with_as_many_micro_batches(tmp_path: Path):
     recipe, steps = write_recipe(tmp_path), ["--set", "train.steps=20"]
     assert regard("train", recipe, *steps, "--out", tmp_path / "whole", driver=partial(accumulate_at, 5, 4))[0] == 0
     code, _, err = regard(
@@ -145,7 +145,7 @@ def test_a_process_without_memory_does_not_hang_the_others(tmp_path: Path):
     command = ["--no-python", sys.executable, "-c", TOGETHER, "train", str(write_recipe(tmp_path, 1000)), *WIDE]
     code, _, err = ended(launched([*TORCHRUN, *command, "--out", str(tmp_path / "run")]))
     assert code != 0
-    assert "rank 1: out of memory at step 2, and processes that learn together cannot cut a step anew" in err
+    assert "rank 1: out of memory at step 2, and distributed training cannot split a step again" in err
 
 
 def test_only_out_of_memory_errors_count_as_such():

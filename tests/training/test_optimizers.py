@@ -55,8 +55,14 @@ def values(groups: list[dict[str, object]], key: str) -> dict[str, object]:
     ("name", "learning_rate"), [("adamw", 1e-2), ("adafactor", 5e-2), ("muon", 1e-2), ("lamb", 2e-2)]
 )
 def test_every_optimizer_trains(name: str, learning_rate: float):
-    trainer = make_trainer(zoo.transformer(16, 1, 2), batch_tokens=500, learning_rate=learning_rate, label_smoothing=0.0, schedule=Constant(5),
-                      optimizer=OPTIMIZERS[name])  # fmt: skip
+    trainer = make_trainer(
+        zoo.transformer(16, 1, 2),
+        batch_tokens=500,
+        learning_rate=learning_rate,
+        label_smoothing=0.0,
+        schedule=Constant(5),
+        optimizer=OPTIMIZERS[name],
+    )
     losses = [trainer.advance().loss for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
 
@@ -163,8 +169,8 @@ def test_layer_decay_lowers_the_learning_rate_of_lower_layers():
                            AdamW(), layer_decay=0.5), "lr_scale")  # fmt: skip
     below = {name: factor for name, factor in factors.items() if ".layers." not in name}
     assert below == {
-        "embed.table.weight": 0.125, "readout.lm_head.weight": 1, "encoder.final_norm.weight": 1, "encoder.final_norm.bias": 1,
-        "decoder.final_norm.weight": 1, "decoder.final_norm.bias": 1,
+        "embed.table.weight": 0.125, "readout.lm_head.weight": 1, "encoder.final_norm.weight": 1,
+        "encoder.final_norm.bias": 1, "decoder.final_norm.weight": 1, "decoder.final_norm.bias": 1,
     }  # fmt: skip
     for stack, by_layer in (("encoder", [0.25, 0.5, 1]), ("decoder", [0.5, 1])):
         for layer, factor in enumerate(by_layer):
@@ -198,8 +204,14 @@ def test_the_first_matching_group_wins():
 
 
 def test_each_group_has_its_own_learning_rate():
-    trainer = make_trainer(zoo.gpt2(16, 2, 2), learning_rate=0.01, schedule=Constant(), layer_decay=0.5, optimizer=Muon(),
-                      groups=(Group("embed.*", lr_scale=0.1),))  # fmt: skip
+    trainer = make_trainer(
+        zoo.gpt2(16, 2, 2),
+        learning_rate=0.01,
+        schedule=Constant(),
+        layer_decay=0.5,
+        optimizer=Muon(),
+        groups=(Group("embed.*", lr_scale=0.1),),
+    )
     trainer.advance()
     groups = [group for part in trainer.optimizer.optimizers for group in part.param_groups]
     rates = values(groups, "lr")
@@ -212,8 +224,13 @@ def test_each_group_has_its_own_learning_rate():
 @pytest.mark.parametrize("join", [PreNorm(), Reversible()], ids=["pre-norm", "reversible"])
 def test_frozen_parameters_stay_and_all_others_change(kind: str, join: PreNorm | Reversible):
     frozen = ("embed.*", "*.layers.0.*", "*.self.*weight")
-    trainer = make_trainer(zoo.gpt2(16, 2, 2, join=join), optimizer=OPTIMIZERS[kind], ema=0.9, schedule=Constant(),
-                      groups=tuple(Group(pattern, lr_scale=0.0) for pattern in frozen))  # fmt: skip
+    trainer = make_trainer(
+        zoo.gpt2(16, 2, 2, join=join),
+        optimizer=OPTIMIZERS[kind],
+        ema=0.9,
+        schedule=Constant(),
+        groups=tuple(Group(pattern, lr_scale=0.0) for pattern in frozen),
+    )
     before = {name: tensor.detach().clone() for name, tensor in trainer.network.named_parameters()}
     for _ in range(3):
         trainer.advance()

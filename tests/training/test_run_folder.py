@@ -139,9 +139,9 @@ def test_a_second_run_in_the_same_folder_is_refused_until_the_first_has_ended(un
 
 @pytest.mark.parametrize(
     ("setting", "key"),
-    [("model.width=32", "model.width"), ("train.seed=2", "train.seed"), ("train.learning_rate=0.1", "train.learning_rate"),
-     ("text.tokenizer=byte", "text.tokenizer"), ("model.depth=2", "model."),
-     ("train.batch_tokens=500", "train.batch_tokens")],
+    [("model.width=32", "model.width"), ("train.seed=2", "train.seed"),
+     ("train.learning_rate=0.1", "train.learning_rate"), ("text.tokenizer=byte", "text.tokenizer"),
+     ("model.depth=2", "model."), ("train.batch_tokens=500", "train.batch_tokens")],
 )  # fmt: skip
 def test_a_changed_recipe_is_refused_on_resume(unbroken, started: Path, setting: str, key: str):
     code, _, err = regard("train", unbroken[0], "--out", started, "--set", setting)

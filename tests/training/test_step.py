@@ -44,8 +44,13 @@ def make_trainer(description: Model, **settings: object) -> Trainer:
 
 @pytest.mark.parametrize("name", [*TRANSLATORS, *LANGUAGE_MODELS])
 def test_every_model_is_trained(name: str):
-    trainer = make_trainer({**TRANSLATORS, **LANGUAGE_MODELS}[name], batch_tokens=500, learning_rate=1e-2, label_smoothing=0.0,
-                      schedule=Training().schedule.__class__(5))  # fmt: skip
+    trainer = make_trainer(
+        {**TRANSLATORS, **LANGUAGE_MODELS}[name],
+        batch_tokens=500,
+        learning_rate=1e-2,
+        label_smoothing=0.0,
+        schedule=Training().schedule.__class__(5),
+    )
     losses = [trainer.advance().loss for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
     assert all(parameter.grad is not None for parameter in trainer.network.parameters())
@@ -177,7 +182,11 @@ def test_a_text_longer_than_the_positions_is_refused_before_training(tmp_path: P
 
 @pytest.mark.parametrize("joins", ["pre_norm", "reversible"])
 def test_mixed_precision_is_trained_too(joins: str):
-    trainer = make_trainer(zoo.transformer(16, 1, 2, join={"pre_norm": PreNorm(), "reversible": Reversible()}[joins]),
-                      precision="bfloat16", learning_rate=1e-2, schedule=Training().schedule.__class__(5))  # fmt: skip
+    trainer = make_trainer(
+        zoo.transformer(16, 1, 2, join={"pre_norm": PreNorm(), "reversible": Reversible()}[joins]),
+        precision="bfloat16",
+        learning_rate=1e-2,
+        schedule=Training().schedule.__class__(5),
+    )
     losses = [trainer.advance().loss for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]

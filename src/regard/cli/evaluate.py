@@ -175,7 +175,7 @@ def check(
     from regard.evaluation.check import check_laws
 
     loaded = load_model(model, device, threads, parts)
-    translates = loaded.network.encoder is not None and loaded.network.decoder is not None
+    translates = loaded.network.shape == "encoder-decoder"
     lines, stray, option = (source, text, "--source") if translates else (text, source, "--text")
     if stray is not None:
         raise InputError(

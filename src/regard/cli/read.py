@@ -178,7 +178,7 @@ def score(
     Example: regard score runs/python < lines.py
     """
     loaded = load_model(model, device, threads, parts)
-    paired = loaded.network.encoder is not None and loaded.network.decoder is not None
+    paired = loaded.network.shape == "encoder-decoder"
     done = 0
     for rows in _chunks(as_json):
         texts = [row["text"] for row in rows]

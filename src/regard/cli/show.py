@@ -119,7 +119,7 @@ def _seen(
     from regard.api import side_by_side
 
     last = list(models.values())[-1].network
-    if slider and target is None and last.decoder is not None:
+    if slider and target is None and last.shape != "encoder":
         target, length = _generated(list(models.values())[-1], text, beam, length), 0
     found = [model.look(text, target, layers or "*", beam=beam, length=length) for model in models.values()]
     return side_by_side(*found, labels=list(models), slider=slider)
@@ -127,7 +127,7 @@ def _seen(
 
 def _generated(model: LoadedModel, text: str, beam: int | None, length: int) -> str | None:
     """The translation or continuation that the model generates."""
-    if model.network.encoder is not None:
+    if model.network.shape != "decoder":
         return model.translate(text, beam=beam)
     return model.generate(text, max_tokens=length, temperature=0.0) if length else None
 

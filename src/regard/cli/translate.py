@@ -215,11 +215,7 @@ def _redirected() -> bool:
 
 def _save(text: str, out: Path) -> None:
     """Write a text to a file, as MIDI if the file ends in .mid."""
-    if out.suffix in (".mid", ".midi"):
-        from regard.show.midi import save_midi
+    from regard.data.corpora.chorales import midi_of
+    from regard.store.files import write_file
 
-        save_midi(text, out)
-    else:
-        from regard.store.files import write_file
-
-        write_file(out, f"{text}\n".encode())
+    write_file(out, midi_of(text) if out.suffix in (".mid", ".midi") else f"{text}\n".encode())

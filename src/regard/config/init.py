@@ -76,7 +76,7 @@ def recipe_for_model(
     """The recipe of `regard init` with a Model value in place of its [model] table, and settings over it."""
     tables = tomllib.loads(recipe_for(list(files)))
     tables["model"] = to_dict(model, brief=True)
-    if model.encoder is not None and model.decoder is not None:
+    if model.shape == "encoder-decoder":
         tables["text"].pop("task", None)  # pairs are translated, however few different targets there are
     for setting in settings:
         override(tables, setting)

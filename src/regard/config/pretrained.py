@@ -24,7 +24,6 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation
-from regard.layers.positions import Axial, Learned
 from regard.models.model import AnyReadout, Model, Network
 from regard.models.readouts import NEXT_SENTENCE, First, Label, Last, LayerMix, Number, Pool, Tags, Vector
 from regard.schema import kind_of
@@ -33,7 +32,6 @@ from regard.store.loading import Loaded
 
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
 
-_POSITION_TABLES = ("embed.position.weight", "embed.position.rows")  # parameters with a row per position
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Pretrained:
             for name, parameter in network.named_parameters():
                 if name in known and (known[name].shape == parameter.shape or id(parameter) in tables):
                     parameter[: len(known[name])] = known[name]
-                elif name in known and name.endswith(_POSITION_TABLES) and known[name].shape[1:] == parameter.shape[1:]:
+                elif name in known and "embed.position." in name and known[name].shape[1:] == parameter.shape[1:]:
                     # A new position starts as the mean of the old ones.
                     parameter[: len(known[name])] = known[name]
                     parameter[len(known[name]) :] = known[name].mean(dim=0)
@@ -83,14 +81,14 @@ class Pretrained:
 
 def _with_positions(model: Model, max_positions: int) -> Model:
     """The model with learned positions for this many tokens."""
-    match model.embed:
-        case Embed(position=Learned() | Axial() as position) as embed:
-            if max_positions >= position.max_positions:
-                return replace(model, embed=replace(embed, position=position.grown(max_positions)))
-            raise InputError(
-                f"max_positions = {max_positions:,} is less than the {position.max_positions:,} positions it has "
-                "(model.max_positions). Use more, or leave it out."
-            )
+    embed = model.embed
+    if isinstance(embed, Embed) and embed.position is not None and embed.max_positions is not None:
+        if max_positions >= embed.max_positions:
+            return replace(model, embed=replace(embed, position=embed.position.grown(max_positions)))
+        raise InputError(
+            f"max_positions = {max_positions:,} is less than the {embed.max_positions:,} positions it has "
+            "(model.max_positions). Use more, or leave it out."
+        )
     raise InputError("this model has no table of positions that could grow (model.max_positions). Leave it out.")
 
 
@@ -107,7 +105,7 @@ def _is_kept(name: str, old: Model, new: Model) -> bool:
 
 def _output_of(readout: AnyReadout | None) -> object:
     """What a readout predicts: its class and its labels."""
-    return readout and (type(readout), getattr(readout, "labels", ()))
+    return readout and (type(readout), readout.labels if isinstance(readout, Label | Tags) else ())
 
 
 def read_pretrained(table: FineTuning, parts: Sequence[type] = ()) -> Pretrained:
@@ -121,12 +119,12 @@ def read_pretrained(table: FineTuning, parts: Sequence[type] = ()) -> Pretrained
 def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Task:
     """The task of a recipe that names none, by the shape of its model and the sides of its corpus."""
     if corpus.targets is not None:
-        return Translation() if model.decoder is not None else Classification()
-    if model.encoder is None:
+        return Translation() if model.shape != "encoder" else Classification()
+    if model.shape == "decoder":
         return LanguageModel()
-    if model.decoder is not None and sentinels:
+    if model.shape != "encoder" and sentinels:
         return SpanCorruption()
-    if model.decoder is not None:
+    if model.shape != "encoder":
         raise InputError(
             f'{corpus.names[0]} has one side, but "{name}" is trained on pairs (model.name). Try model.name = "gpt2", '
             "or span corruption: text.tokenizer.sentinels = 100."
@@ -136,8 +134,8 @@ def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Ta
 
 def with_readout_for(model: Model, task: TaskBase, pool: Pool | None = None) -> Model:
     """The model with the readout of a task; to classify whole texts, an encoder-decoder keeps only its encoder."""
-    own = pool or (Last() if model.encoder is None else First())
-    inner: Activation | None = None if model.encoder is None else "tanh"
+    own = pool or (Last() if model.shape == "decoder" else First())
+    inner: Activation | None = None if model.shape == "decoder" else "tanh"
     stack = model.encoder or model.decoder
     dropout = stack.dropout if stack else 0.0
     readout: AnyReadout
@@ -157,7 +155,7 @@ def with_readout_for(model: Model, task: TaskBase, pool: Pool | None = None) -> 
         case _:
             return replace(model, auxiliary=None)
     mix = LayerMix() if model.readout.directions > 1 else model.mix
-    decoder = model.decoder if model.encoder is None else None
+    decoder = model.decoder if model.shape == "decoder" else None
     return replace(model, decoder=decoder, readout=readout, auxiliary=None, mix=mix)
 
 
@@ -165,9 +163,9 @@ def require_shape(model: Model, task: TaskBase, name: str, *, where: str = "mode
     """Refuse a task that a model of this shape cannot be trained on."""
     if task.model_shape is None:
         return
-    if model.readout.outputs != "tokens":
+    if task.outputs == "tokens" and model.readout.outputs != "tokens":
         raise InputError(
-            f'"{name}" outputs {model.readout.outputs}, not tokens ({where}). Start from one that outputs tokens, or choose '
+            f'"{name}" outputs {model.readout.outputs}, not tokens ({where}). Start from another model, or choose '
             "another text.task."
         )
     if model.shape == task.model_shape and model.readout.directions == task.directions:

@@ -33,7 +33,7 @@ _MAX_TOKENS = 128  # longer pairs do not count when heads are chosen
 
 def cross_attention_heads(network: Network) -> list[Head]:
     """All cross-attention heads, found by one recorded call; none in a model without cross-attention."""
-    if network.encoder is None or network.decoder is None:
+    if network.shape != "encoder-decoder":
         return []
     found = _record_layers(network, [Request((0,), (0,), 0)], Record(_is_cross))
     return [(layer, head) for layer, weights in sorted(found.items()) for head in range(weights.shape[1])]

@@ -13,6 +13,7 @@ from regard.decode.generate import Progress
 from regard.decode.inputs import batched_inputs
 from regard.errors import InputError
 from regard.models.model import Network
+from regard.models.readouts import Label, Tags
 
 NO_TAG = "_"  # of a word without a token, such as a control character that the tokenizer removes
 
@@ -69,8 +70,8 @@ def classify(
 
 def label_names(network: Network) -> tuple[str, ...]:
     """The labels that a model predicts; none for regression."""
-    found: tuple[str, ...] = getattr(network.description.readout, "labels", ())
-    return found
+    readout = network.description.readout
+    return readout.labels if isinstance(readout, Label | Tags) else ()
 
 
 def _predict_label(network: Network, probabilities: Tensor) -> LabelPrediction:

@@ -100,7 +100,7 @@ def _hidden_states(
     for indices, inputs in batched_inputs(network, tokenizer, [encoded], texts=texts):
         all_layers: list[Tensor] | None = None if layer is None else []
         padding = inputs.get("padding")
-        if network.encoder is not None and network.decoder is not None:
+        if network.shape == "encoder-decoder":
             last = network.encode_source(inputs["ids"], context=Context(padding=padding, all_layers=all_layers)).states
         else:
             last = network.hidden_states(inputs["ids"], padding=padding, all_layers=all_layers)

@@ -100,9 +100,8 @@ class Masks:
         plain = json.loads(self.tokenizer.to_json())
         for token in plain["added_tokens"]:
             if token["content"] in self.names:
-                token |= {
-                    "special": False, "normalized": False, "lstrip": token["lstrip"] or self._words_include_space,
-                }  # fmt: skip
+                lstrip = token["lstrip"] or self._words_include_space
+                token |= {"special": False, "normalized": False, "lstrip": lstrip}
         return Tokenizer.from_json(json.dumps(plain), self.tokenizer.special_tokens)
 
 

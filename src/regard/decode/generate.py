@@ -130,9 +130,8 @@ def generate_texts(
 
     # One search finds the n best; n samples are drawn one by one, each with its own seed.
     samples = options.n_best if options.temperature > 0 else 1
-    repeated = [
-        replace(request, seed=request.seed + sample * _SEED_STRIDE) for sample in range(samples) for request in requests
-    ]
+    strides = range(0, samples * _SEED_STRIDE, _SEED_STRIDE)
+    repeated = [replace(request, seed=request.seed + stride) for stride in strides for request in requests]
     found = generate_tokens(
         network, repeated, options, eos=tokenizer.eos, stopping_criterion=stopping_criterion, progress=progress,
         on_step=on_step, ablation=ablation,
@@ -143,16 +142,11 @@ def generate_texts(
         hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         prompt = request.prompt[request.special_tokens :]
         start = len(tokenizer.decode(prompt))
+        texts = [tokenizer.decode([*prompt, *h.tokens]) for h in hypotheses]
         generated.append(
             [
-                GeneratedText(
-                    cut_at_stop(tokenizer.decode([*prompt, *hypothesis.tokens]), start, options.stop),
-                    hypothesis.score,
-                    hypothesis.log_probability,
-                    hypothesis.tokens,
-                    hypothesis.ended,
-                )
-                for hypothesis in hypotheses
+                GeneratedText(cut_at_stop(text, start, options.stop), h.score, h.log_probability, h.tokens, h.ended)
+                for text, h in zip(texts, hypotheses)
             ]
         )
     return generated
@@ -202,7 +196,7 @@ def encode_sources(
     network: Network, sources: Sequence[Sequence[int] | None], ablation: Ablation | None = None
 ) -> Source | None:
     """Encode a batch of sources of different lengths; None for a model without an encoder."""
-    if network.encoder is None:
+    if network.shape == "decoder":
         return None
     ids, padding = pad([source or () for source in sources], next(network.parameters()).device)
     return network.encode_source(ids, context=Context(padding=padding, ablation=ablation))

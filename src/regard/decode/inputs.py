@@ -28,10 +28,10 @@ def capabilities(model: Model, tokenizer: Tokenizer) -> tuple[str, ...]:
         return ("embed",)
     if model.readout.outputs != "tokens":
         return "classify", "embed"
-    if model.decoder is None:
+    if model.shape == "encoder":
         # A bidirectional language model was not trained with masks.
         return ("fill", "score", "embed") if model.readout.directions == 1 else ("embed",)
-    if model.encoder is None:
+    if model.shape == "decoder":
         return "generate", "score", "embed"
     return ("translate", "score", "embed", *(("fill",) if tokenizer.sentinels else ()))
 
@@ -105,10 +105,10 @@ def network_inputs(network: Network, tokenizer: Tokenizer, segments: Sequence[To
         rows = [add_special_tokens(network, tokenizer, ids) for ids in segments[0]]
         ids, padding = pad(rows, device)
         return {"ids": ids} if padding is None else {"ids": ids, "padding": padding}
-    framed = Template.of(tokenizer).fill([token_rows(texts) for texts in segments])
-    inputs = {"ids": torch.from_numpy(framed.ids), **padding_mask("padding", framed.lengths)}
+    filled = Template.of(tokenizer).fill([token_rows(texts) for texts in segments])
+    inputs = {"ids": torch.from_numpy(filled.ids), **padding_mask("padding", filled.lengths)}
     if len(segments) > 1 and network.description.embed.segments > 1:  # RoBERTa has one for all texts
-        inputs["segments"] = torch.from_numpy(framed.segments)
+        inputs["segments"] = torch.from_numpy(filled.segments)
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
 
@@ -144,7 +144,7 @@ def add_special_tokens(network: Network, tokenizer: Tokenizer, ids: Sequence[int
     """A text's tokens with the special tokens that the network expects around them."""
     if _has_template(network):
         return (tokenizer.bos, *ids, tokenizer.eos)
-    return prompt_ids(tokenizer, ids) if network.encoder is None else (*ids, tokenizer.eos)
+    return prompt_ids(tokenizer, ids) if network.shape == "decoder" else (*ids, tokenizer.eos)
 
 
 def prompt_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
@@ -162,4 +162,4 @@ def input_length(network: Network, tokenizer: Tokenizer, texts: Tokens) -> int:
 def _has_template(network: Network) -> bool:
     """Whether texts stand between BOS and EOS ([CLS] and [SEP]); not in language models and translators."""
     model = network.description
-    return model.decoder is None or model.readout.outputs != "tokens"
+    return model.shape == "encoder" or model.readout.outputs != "tokens"

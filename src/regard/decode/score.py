@@ -73,7 +73,7 @@ def forced_log_probabilities(
         batch = [requests[index] for index in indices]
         ids, padding = pad([request.prompt[:-1] for request in batch], device)
         sources: dict[str, Tensor | None] = {}
-        if network.encoder is not None:
+        if network.shape != "decoder":
             padded = pad([request.source or () for request in batch], device)
             sources = dict(zip(("source_ids", "source_padding"), padded))
         states = network.hidden_states(ids, padding=padding, **sources)  # type: ignore[arg-type]

@@ -17,6 +17,8 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.inputs import input_ids
 from regard.errors import DamagedFile, InputError
 from regard.evaluation.laws import LAWS, LEAST, Probe, gap
+from regard.layers.contract import StatesFacts
+from regard.models.model import Model
 from regard.show.lsh import lsh_layers, measure_recall
 from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
 
@@ -85,7 +87,7 @@ def check_laws(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: 
             errors = [error for probe in probes if (error := law.error(probe)) is not None]
         if errors:
             result = verdict(law.name, max(errors), law.allowed, law.measures)
-            yield drifting(result) if law.incremental and not model.description.incremental else result
+            yield drifting(result) if law.incremental and not _keeps_the_past(model.description) else result
         else:
             yield LawResult(law.name, "skipped", f"({law.nothing})")
     yield verdict("saving and loading changes nothing", saving(model, probes), 0.0)
@@ -100,6 +102,11 @@ def verdict(law: str, error: float, allowed: float, measures: str = "largest dif
     return LawResult(law, "holds" if error <= allowed else "BROKEN", detail, error, allowed)
 
 
+def _keeps_the_past(model: Model) -> bool:
+    """False if a part states that later tokens change earlier outputs: published LSH chunks."""
+    return all(part.facts.incremental for part in model.parts if isinstance(part, StatesFacts))
+
+
 def drifting(result: LawResult) -> LawResult:
     """A law that published LSH chunks cannot keep: their error is reported as a fact."""
     if result.verdict != "BROKEN":
@@ -112,7 +119,7 @@ def random_probe(model: LoadedModel, seed: int) -> Probe:
     network, longest = model.network, _max_length(model)
     draw = torch.Generator().manual_seed(seed)
     sizes = {"": (network.vocabulary, longest)}
-    if network.encoder is not None and network.decoder is not None:
+    if network.shape == "encoder-decoder":
         sizes["source_"] = (network.source_vocabulary or network.vocabulary, max(LEAST, longest // 2))
     inputs = {}
     for side, (vocabulary, length) in sizes.items():
@@ -125,7 +132,7 @@ def random_probe(model: LoadedModel, seed: int) -> Probe:
 def text_probes(model: LoadedModel, texts: Sequence[str]) -> Iterator[Probe]:
     """Texts as rows; a translator gets each text as source and as target, since no law asks for quality."""
     source, target = model.tokenizer, model.target_tokenizer
-    both = model.network.encoder is not None and model.network.decoder is not None
+    both = model.network.shape == "encoder-decoder"
     for start in range(0, len(texts), _ROWS):
         some = texts[start : start + _ROWS]
         inputs = _side(model, "", [[target.bos, *ids] for ids in target.encode_batch(some)])

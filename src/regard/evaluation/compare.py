@@ -316,7 +316,7 @@ def _parameters(
         except DamagedFile as error:
             raise DamagedFile(f"{folder}: {error}") from None
         found.append(sum(weight.numel() for weight in model.network.parameters()))
-        translate.append(model.network.encoder is not None)
+        translate.append(model.network.shape != "decoder")
         if translate[-1] != translate[0]:
             one, other = (names[0], name) if translate[0] else (name, names[0])
             raise InputError(f"{one} translates, {other} does not (regard compare). Compare models of one kind.")

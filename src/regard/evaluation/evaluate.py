@@ -262,7 +262,7 @@ def evaluate(
     require_fit(model, corpus)
     if model.description.readout.outputs in ("labels", "numbers"):
         return evaluate_labels(model, corpus, progress=progress)
-    if (window, stride) != (None, None) and (model.network.encoder is not None or corpus.targets is not None):
+    if (window, stride) != (None, None) and (model.network.shape != "decoder" or corpus.targets is not None):
         raise InputError("only a language model uses a sliding window. Leave out --window and --stride.")
     if corpus.targets is not None:
         evaluation = _measured(model, corpus, Translation(model.network.max_positions or _UNBOUNDED))
@@ -270,7 +270,7 @@ def evaluate(
             answers[0].text for answers in model.translations(corpus.sources, options, progress=progress)
         )
         evaluation = _with_quality(evaluation, model, corpus, hypotheses)
-    elif model.network.encoder is None:
+    elif model.network.shape == "decoder":
         evaluation = _read(model, corpus, reading_mode(model, window, stride), progress)
     else:
         evaluation = replace(_measured(model, corpus, _pretraining_task(model)), bits_per_byte=None)
@@ -334,7 +334,7 @@ def _from_loss(total: float, tokens: int, samples: Samples) -> Evaluation:
 def _pretraining_task(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:
     """The pre-training task that an encoder or encoder-decoder is evaluated on, with fixed draws."""
     length = min(_CHUNK, model.network.max_positions or _CHUNK)
-    if model.network.decoder is not None:
+    if model.network.shape != "encoder":
         return SpanCorruption(length)
     return MaskedLM(length) if "fill" in capabilities(model.description, model.tokenizer) else BidirectionalLM(length)
 

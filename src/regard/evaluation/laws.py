@@ -203,7 +203,7 @@ def batch_invariance(probe: Probe) -> float:
 def recording_changes_nothing(probe: Probe) -> float:
     """Compare hidden states with and without a record, in a full pass and step by step."""
     worst = gap(probe.hidden_states(Record()), probe.hidden_states())
-    if probe.network.decoder is not None:
+    if probe.network.shape != "encoder":
         worst = max(worst, gap(incremental_logits(probe, 3, Record()), incremental_logits(probe, 3)))
     return worst
 
@@ -379,7 +379,7 @@ def gradients(probe: Probe) -> float | None:
 
 def _objective(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:
     """The loss of predicting each token from those before it, or a smooth function of other readouts' outputs."""
-    if network.description.readout.outputs == "tokens" and network.decoder is not None:
+    if network.description.readout.outputs == "tokens" and network.shape != "encoder":
         return network.loss(inputs, inputs["ids"].roll(-1, 1))
     outputs: Tensor = network(**inputs)
     draw = torch.Generator().manual_seed(1)

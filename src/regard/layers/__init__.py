@@ -1,1 +1,1 @@
-"""Tensors to tensors: the few parts that every model is made of."""
+"""Layers, the parts that every model is built from: tensors in, tensors out. They know nothing of texts or files."""

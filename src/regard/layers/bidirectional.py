@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Memory, Sublayer
-from regard.layers.recurrent import LSTM, State, UnidirectionalRNN, initialise
+from regard.layers.recurrent import LSTM, SequenceCell, State, UnidirectionalRNN, initialise
 
 
 @dataclass(frozen=True)
-class ProjectedLSTM:
+class ProjectedLSTM(SequenceCell):
     """An LSTM whose hidden state is a projection (LSTMP, Sak 2014); cell state and projection may be clipped."""
 
     inner: int  # the width of the cell state

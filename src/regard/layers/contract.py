@@ -38,6 +38,7 @@ class Source:
     states: Tensor  # BSD
     padding: Tensor | None = None  # BS, True where there is a token
     final_state: Memory = None  # the memory of each encoder layer after the last token: recurrent states
+    embedded: Tensor | None = None  # BSD: the embedded source tokens, the encoder's input
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,7 @@ class Context:
     document: Tensor | None = None  # BT, which packed document a token belongs to
     segments: Tensor | None = None  # BT, which of two texts a token belongs to; read by the embedding (BERT)
     position_bias: nn.Module | None = None  # (query, key positions) -> (1|B)HTS, added to scores; set by the stack
+    embedded: Tensor | None = None  # BTD: the embedded tokens of this call; set by a stack with a layer that reads them
     remember: bool = False  # return memory: true while decoding
     final_state: bool = True  # whether the recurrent state after the last token is needed, of padded rows too
     gradient_checkpointing: bool = False  # keep only each layer's input for the backward pass, recompute the rest
@@ -163,10 +165,7 @@ class Sublayer(nn.Module):
 
 @dataclass(frozen=True)
 class Facts:
-    """What the rest of the program may rely on about a sublayer without knowing its class.
-
-    The defaults promise nothing that a part must work for, so a part that states no facts is safe, if not fast.
-    """
+    """What the rest of the program may rely on about a sublayer without knowing its class."""
 
     heads: int = 0  # attention heads whose weights are recorded and that can be ablated; 0: no attention
     causal: bool = False  # in self-attention: no query attends to a later key
@@ -176,6 +175,7 @@ class Facts:
     incremental: bool = True  # later tokens never change earlier outputs, so memory replaces recomputation
     packs: bool = False  # keeps packed documents apart (`context.document`)
     weights_sum_to_one: bool = True  # of every query that may attend to some key
+    reads_embedding: bool = False  # reads `context.embedded` besides the stream
 
 
 class Part(Protocol):
@@ -200,8 +200,8 @@ class StatesFacts(Protocol):
 
 
 def facts_of(part: Part) -> Facts:
-    """The facts of a part; the safe defaults for one that states none."""
-    return part.facts if isinstance(part, StatesFacts) else Facts()
+    """The facts of a part. One that states none is safe, if not fast: decoding recomputes it and uses no memory."""
+    return part.facts if isinstance(part, StatesFacts) else Facts(incremental=False)
 
 
 def map_rows(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,19 +58,26 @@ class Step(nn.Module):
         return torch.addmm(gates, state.hidden, self.hidden.weight.t())
 
 
+class SequenceCell:
+    """The base of recurrent cells, as far as a layer over whole sequences needs one."""
+
+    has_cell: ClassVar[bool] = False  # whether it has a cell state beside the hidden state
+
+    def build(self, input_width: int, width: int) -> nn.RNNBase:
+        """The module over whole sequences."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class RNN:
+class RNN(SequenceCell):
     """A simple recurrent network (Elman 1990)."""
 
     gates: ClassVar[int] = 1
-    has_cell: ClassVar[bool] = False
 
     def build(self, input_width: int, width: int) -> nn.RNNBase:
-        """Torch's module over whole sequences."""
         return initialise(nn.RNN(input_width, width, batch_first=True), self)
 
     def build_step(self, input_width: int, width: int) -> Step:
-        """The module of one recurrent step."""
         return RNNStep(self.gates, input_width, width)
 
 
@@ -80,18 +87,15 @@ class RNNStep(Step):
 
 
 @dataclass(frozen=True)
-class GRU:
+class GRU(SequenceCell):
     """A gated recurrent unit with a reset gate and an update gate (Cho 2014)."""
 
     gates: ClassVar[int] = 3
-    has_cell: ClassVar[bool] = False
 
     def build(self, input_width: int, width: int) -> nn.RNNBase:
-        """Torch's module over whole sequences."""
         return initialise(nn.GRU(input_width, width, batch_first=True), self)
 
     def build_step(self, input_width: int, width: int) -> Step:
-        """The module of one recurrent step."""
         return GRUStep(self.gates, input_width, width, biased=True)
 
 
@@ -106,18 +110,16 @@ class GRUStep(Step):
 
 
 @dataclass(frozen=True)
-class LSTM:
+class LSTM(SequenceCell):
     """A long short-term memory with a forget gate (Hochreiter 1997, Gers 2000)."""
 
     gates: ClassVar[int] = 4
     has_cell: ClassVar[bool] = True
 
     def build(self, input_width: int, width: int) -> nn.RNNBase:
-        """Torch's module over whole sequences."""
         return initialise(nn.LSTM(input_width, width, batch_first=True), self)
 
     def build_step(self, input_width: int, width: int) -> Step:
-        """The module of one recurrent step."""
         return LSTMStep(self.gates, input_width, width)
 
 
@@ -157,15 +159,6 @@ def initial_bias(cell: Cell, width: int) -> Tensor:
 Direction = Literal["forward", "backward", "bidirectional"]
 
 
-class SequenceCell(Protocol):
-    """A cell that builds a module over whole sequences."""
-
-    has_cell: ClassVar[bool]
-
-    def build(self, input_width: int, width: int) -> nn.RNNBase:
-        """Torch's module over whole sequences."""
-
-
 class UnidirectionalRNN(nn.Module):
     """One cell over whole sequences, forward or backward. Padding leaves its state unchanged."""
 
@@ -179,7 +172,7 @@ class UnidirectionalRNN(nn.Module):
     ) -> tuple[Tensor, State]:  # fmt: skip
         """BTD and the initial state BD -> the hidden states BTD, and the final state.
 
-        The final state of padded rows is right only if `final_state` asks for it.
+        The final state of padded rows is right only if `final_state` is True.
         """
         order = reversed_order(lengths, x) if self.backward else None
         x = x if order is None else reorder(x, order)
@@ -245,7 +238,6 @@ class Projected:
     """The decoder's initial state is tanh(W h) of the encoder's final hidden state, per layer (Bahdanau 2014)."""
 
     def build(self, cell: Cell, depth: int, width: int, source_width: int) -> InitialStates:
-        """The module for `depth` cells of this width."""
         return ProjectedStates(cell, depth, width, source_width)
 
 
@@ -254,7 +246,6 @@ class Averaged:
     """The decoder's initial state is tanh(W h) of the mean of the encoder's outputs; the encoder may be of any kind."""
 
     def build(self, cell: Cell, depth: int, width: int, source_width: int) -> InitialStates:
-        """The module for `depth` cells of this width."""
         return AveragedStates(cell, depth, width, source_width)
 
 

@@ -140,12 +140,13 @@ class Rebuild:
         if not self.sources:
             return self.context
         given = iter(tensors[: self.sources])
-        source = map_rows(lambda old: next(given) if old.is_floating_point() else old, self.context.source)
-        return replace(self.context, source=source)
+        outside = self.context.source, self.context.embedded
+        source, embedded = map_rows(lambda old: next(given) if old.is_floating_point() else old, outside)
+        return replace(self.context, source=source, embedded=embedded)
 
 
 def differentiable(context: Context) -> tuple[list[Tensor], Rebuild]:
-    """Every tensor outside the layer that needs gradients: the source's, and the position bias' parameters."""
+    """Every tensor outside the layer that needs gradients: source, embedded tokens, the position bias' parameters."""
     tensors: list[Tensor] = []
 
     def collect(tensor: Tensor) -> Tensor:
@@ -153,7 +154,7 @@ def differentiable(context: Context) -> tuple[list[Tensor], Rebuild]:
             tensors.append(tensor)
         return tensor
 
-    map_rows(collect, context.source)
+    map_rows(collect, (context.source, context.embedded))
     sources = len(tensors)
     if context.position_bias is not None:
         tensors.extend(context.position_bias.parameters())

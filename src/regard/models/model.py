@@ -15,6 +15,7 @@ from regard.layers.attention_decoder import AttentionalVector, AttentionDecoder
 from regard.layers.bidirectional import BidirectionalLSTM
 from regard.layers.character_cnn import CharacterCNN
 from regard.layers.contract import Ablation, CarriedMemory, Context, Memory, Source, facts_of, write_memory
+from regard.layers.convolution import Convolution, MultiStepAttention, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
@@ -37,8 +38,10 @@ AnySublayer = (
     | AttentionalVector
     | AttentionDecoder
     | BidirectionalLSTM
+    | Convolution
+    | MultiStepAttention
 )
-Join = PostNorm | PreNorm | TwinNorm | Replace | Reversible
+Join = PostNorm | PreNorm | TwinNorm | Replace | Reversible | ScaledResidual
 AnyReadout = Vocabulary | BidirectionalVocabulary | Label | Number | Tags | Vector
 Shape = Literal["encoder", "decoder", "encoder-decoder"]
 
@@ -88,6 +91,7 @@ class StackLayers(nn.Module):
         )
         self.final_norm = join.final_norm(description.output_width(width))
         self.incremental = description.incremental
+        self.reads_embedding = any(facts_of(part).reads_embedding for part in description.parts)
         position = require_attached(description.position, StackPosition)
         self.position = None if position is None else position.build(*_biased_heads(description))
 
@@ -96,10 +100,14 @@ class StackLayers(nn.Module):
         context = context if self.position is None else replace(context, position_bias=self.position)
         if context.remember and not self.incremental:
             return self.recompute(x, context, memory)
-        x, memory = self.layers(x, context, memory)
+        x, memory = self.layers(x, self.embedded(x, context), memory)
         x = self.final_norm(x)
         context.add_layer(x)
         return x, memory
+
+    def embedded(self, x: Tensor, context: Context) -> Context:
+        """The context with the stack's input, the embedded tokens, for layers that read them."""
+        return replace(context, embedded=x) if self.reads_embedding else context
 
     def recompute(self, x: Tensor, context: Context, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `forward`, where later tokens change earlier outputs: memory is all inputs so far, read again."""
@@ -110,7 +118,8 @@ class StackLayers(nn.Module):
             real = torch.arange(inputs.shape[1], device=x.device) <= slots[:, -1:]
             context = replace(context, padding=None if bool(real.all()) else real)
         full = None if context.record is None else Record(context.record.wanted)
-        states, _ = self.layers(inputs, replace(context, start=0, end=None, remember=False, record=full), None)
+        context = replace(self.embedded(inputs, context), start=0, end=None, remember=False)
+        states, _ = self.layers(inputs, replace(context, record=full), None)
         if full is not None and context.record is not None:
             for name, rows in full.rows.items():
                 context.record.write(name, _in_slots(slots, rows[0].transpose(1, 2)).transpose(1, 2))
@@ -333,8 +342,10 @@ class Network(nn.Module):
         """BS -> the encoder's output, as `decode` and search need it; padding on the right only."""
         context = Context(padding=padding) if context is None else context
         assert self.encoder is not None
-        states, final_state = self.encoder(self.source_embed(ids, context), context.child("encoder"))
-        return Source(states, context.padding, final_state)
+        embedded = self.source_embed(ids, context)
+        states, final_state = self.encoder(embedded, context.child("encoder"))
+        read = self.decoder is not None and self.decoder.reads_embedding
+        return Source(states, context.padding, final_state, embedded if read else None)
 
     def decode(self, ids: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         """BT -> BTD: the decoder's hidden states, and its memory for the next call."""

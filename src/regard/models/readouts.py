@@ -18,7 +18,7 @@ from regard.layers.feedforward import Activation, activate
 from regard.layers.linear import LayerNorm, Norm, linear
 
 _LEAST_ROWS = 256
-_CHUNK_LOGITS = {"cpu": 1 << 21}  # logits held at once: on a CPU what fits its cache, else 256 MiB
+_CHUNK_LOGITS = {"cpu": 1 << 21}  # logits per chunk: on a CPU what fits its cache, else 256 MiB
 _MOST_CHUNK_LOGITS = 1 << 26
 
 Outputs = Literal["tokens", "labels", "numbers", "vectors"]
@@ -296,19 +296,23 @@ class Label(ReadoutFacts):
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> LabelReadout:
         """The module for states of this width."""
-        return LabelReadout(self, width)
+        return LabelReadout(self, len(self.labels), width)
 
 
-class LabelReadout(PooledReadout):
-    def __init__(self, description: Label, width: int) -> None:
+class LinearReadout(PooledReadout):
+    """A linear map of the pooled state."""
+
+    def __init__(self, description: Label | Number, outputs: int, width: int) -> None:
         super().__init__(description.pool, description.inner, description.dropout, width)
-        self.out = linear(width, len(description.labels), biased=description.biased)
+        self.out = linear(width, outputs, biased=description.biased)
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
-        """BTD -> BN: the logits of the labels."""
-        logits: Tensor = self.out(self.pooled(states, padding))
-        return logits
+        """BTD -> BN: the logits of the labels, or B1: the numbers."""
+        outputs: Tensor = self.out(self.pooled(states, padding))
+        return outputs
 
+
+class LabelReadout(LinearReadout):
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip
@@ -330,19 +334,10 @@ class Number(ReadoutFacts):
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> NumberReadout:
         """The module for states of this width."""
-        return NumberReadout(self, width)
+        return NumberReadout(self, 1, width)
 
 
-class NumberReadout(PooledReadout):
-    def __init__(self, description: Number, width: int) -> None:
-        super().__init__(description.pool, description.inner, description.dropout, width)
-        self.out = linear(width, 1, biased=description.biased)
-
-    def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
-        """BTD -> B1: the numbers."""
-        number: Tensor = self.out(self.pooled(states, padding))
-        return number
-
+class NumberReadout(LinearReadout):
     def loss(
         self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
     ) -> Tensor:  # fmt: skip

@@ -1,1 +1,1 @@
-"""Models seen."""
+"""Attention pages: traces, summaries, ablations, and the HTML that shows them."""

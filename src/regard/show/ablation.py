@@ -135,7 +135,7 @@ def _measure(
     labels = _tags(network, baseline) if names else label_ids(network, inputs, target_ids)
     if labels is None:
         return "cosine distance", _vector_distance(network, baseline)
-    translates = network.encoder is not None and network.decoder is not None
+    translates = network.shape == "encoder-decoder"
 
     def texts(numbers: list[int]) -> list[str]:
         return [names[n] for n in numbers] if names else tokenizers[1 if translates else 0].token_texts(numbers)

@@ -45,7 +45,7 @@ def generation_steps(
         return []
     states = network.hidden_states(**inputs)[0]
     rows = torch.arange(len(labels), device=states.device)
-    if network.decoder is None:
+    if network.shape == "encoder":
         masked = labels == _mask(tokenizer)
         # The token at a mask is the mask itself; the original is unknown.
         rows, labels = (masked.nonzero().flatten() if bool(masked.any()) else rows), labels.masked_fill(masked, IGNORED)
@@ -73,12 +73,12 @@ def label_ids(network: Network, inputs: Mapping[str, Any], target_ids: Sequence[
     if readout.outputs != "tokens" or readout.directions > 1:
         return None
     targets = torch.tensor(list(target_ids), dtype=torch.long, device=ids.device)
-    if network.encoder is not None and network.decoder is not None:
+    if network.shape == "encoder-decoder":
         return targets
     text: Tensor = ids[0] if ids.dim() == 2 else targets
     if len(text) < ids.shape[1]:  # the inputs are characters, and their tokens are unknown
         return None
-    return text if network.decoder is None else torch.cat([text[1:], text.new_full((1,), IGNORED)])
+    return text if network.shape == "encoder" else torch.cat([text[1:], text.new_full((1,), IGNORED)])
 
 
 def token_probabilities(
@@ -107,15 +107,15 @@ def beam_tree(
 
     A translation starts after its `prefix`, a language model's continuation after the text.
     """
-    require_capability(network.description, tokenizers[0], "generate" if network.encoder is None else "translate")
+    require_capability(network.description, tokenizers[0], "generate" if network.shape == "decoder" else "translate")
     options = replace(options, n_best=1)
-    if network.encoder is None:
+    if network.shape == "decoder":
         requests = prompt_requests(network, tokenizers[0], [text], options)
     else:
         source = (*encode_sentinels(tokenizers[0], text), tokenizers[0].eos)
         check_length(network, len(source), "the text")
         requests = [translation_request(network, tokenizers[1], source, options, prefix=tokenizers[1].encode(prefix))]
-    target_tokenizer = tokenizers[0 if network.encoder is None else 1]
+    target_tokenizer = tokenizers[0 if network.shape == "decoder" else 1]
     tree = BeamTree(target_tokenizer)
     best = generate_texts(network, target_tokenizer, requests, options, on_step=tree.add_step)[0][0]
     return tree.mark_best(best), best

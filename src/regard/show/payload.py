@@ -153,7 +153,7 @@ def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Pr
     heads = {name: layer.shape.heads for name, layer in trace.layers.items()}
     tokens = len(example.source_ids) + len(target_ids)
     short = tokens <= _MAX_TOKENS
-    target_tokenizer = tokenizers[0 if network.decoder is None else 1]
+    target_tokenizer = tokenizers[0 if network.shape == "encoder" else 1]
     tables = [{**entry, "table": blobs.add(entry["table"])} for entry in position_tables(network, max(1, tokens))]
     ablation = None
     if _ablation_work(trace):

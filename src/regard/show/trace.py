@@ -48,7 +48,7 @@ class Example:
     @property
     def input_ids(self) -> list[int]:
         """The tokens that the decoder reads (the target shifted right), or the encoder of an encoder-only model."""
-        if self.network.encoder is None or self.network.decoder is None:
+        if self.network.shape != "encoder-decoder":
             return self.target_ids or self.source_ids
         return [self.tokenizers[1].bos, *self.target_ids[:-1]]
 
@@ -263,7 +263,7 @@ def trace(
     sides: list[tuple[Tokenizer, list[int], str | None]] = [(tokenizers[0], source_ids, text)] if source_ids else []
     if target_ids:
         target_text = target if isinstance(target, str) else None
-        if network.encoder is None and (target is None or target_text is not None):
+        if network.shape == "decoder" and (target is None or target_text is not None):
             target_text = text + (target_text or "")
         sides.append((tokenizers[1], target_ids, target_text))
     token_sides = tuple(side_of(*side) for side in sides)
@@ -295,14 +295,14 @@ def prepare_inputs(
     tokenizer, target_tokenizer = tokenizers
     device = next(network.parameters()).device
     inputs: dict[str, Any] = {}
-    if network.encoder is None or network.decoder is None:
-        joined = text + target if isinstance(target, str) and network.encoder is None else text
-        masked = network.decoder is None and network.description.readout.outputs == "tokens"
+    if network.shape != "encoder-decoder":
+        joined = text + target if isinstance(target, str) and network.shape == "decoder" else text
+        masked = network.shape == "encoder" and network.description.readout.outputs == "tokens"
         tokens = encode_masked(tokenizer, text) if masked else tokenizer.encode(joined)
         ids = [*add_special_tokens(network, tokenizer, tokens)]
-        if network.encoder is None and target is not None and not isinstance(target, str):
+        if network.shape == "decoder" and target is not None and not isinstance(target, str):
             ids += target
-        source_ids, target_ids = ([], ids) if network.encoder is None else (ids, [])
+        source_ids, target_ids = ([], ids) if network.shape == "decoder" else (ids, [])
     else:
         source_ids = [*encode_sentinels(tokenizer, text), tokenizer.eos]
         inputs["source_ids"] = torch.tensor([source_ids], device=device)

@@ -41,7 +41,7 @@ def read_generation_config(folder: Path, older: Mapping[str, Any], network: Netw
             found[name] = from_dict(_TYPES[name], value, where=str(path))
         except InputError as error:
             raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
-    if network.decoder is not None:
+    if network.shape != "encoder":
         if found.get("eos_token_id") == _GPT2_EOS >= network.vocabulary:
             del found["eos_token_id"]
         require_tokens(found, network, path)
@@ -55,7 +55,7 @@ def require_tokens(generation_config: Mapping[str, Any], network: Network, path:
     """Raise an error for token ids outside the vocabulary, and for an empty list of end tokens."""
     vocabulary = network.vocabulary
     # Without a decoder_start_token_id, a decoder starts with the padding token.
-    starts_with_pad = network.encoder is not None and generation_config.get("decoder_start_token_id") is None
+    starts_with_pad = network.shape != "decoder" and generation_config.get("decoder_start_token_id") is None
     for name in (*_TOKEN_SETTINGS, "pad_token_id") if starts_with_pad else _TOKEN_SETTINGS:
         value = generation_config.get(name)
         for token in _flat(value):

@@ -71,8 +71,8 @@ class Strategy:
         """The network's loss; the backward pass averages its gradients over all processes."""
         return self.network.loss(inputs, targets, smoothing, auxiliary)
 
-    def part(self, *, last: bool) -> AbstractContextManager[object]:
-        """A context for each part of a step (gradient accumulation): only the last one averages gradients."""
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
+        """A context for each micro-batch (gradient accumulation): only the last one averages gradients."""
         return nullcontext()
 
     def warm_up(self, step: Callable[[], object]) -> None:
@@ -106,7 +106,7 @@ class Replicated(Strategy):
     def loss(self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float, auxiliary: Tensor | None) -> Tensor:
         return cast(Tensor, self.module(inputs, targets, smoothing, auxiliary))
 
-    def part(self, *, last: bool) -> AbstractContextManager[object]:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last else self.module.no_sync()
 
     def warm_up(self, step: Callable[[], object]) -> None:
@@ -141,7 +141,7 @@ class Sharded(Strategy):
         self.root = fully_shard(network)
         register_fsdp_forward_method(network, "loss")
 
-    def part(self, *, last: bool) -> AbstractContextManager[object]:
+    def micro_batch(self, *, last: bool) -> AbstractContextManager[object]:
         self.root.set_requires_gradient_sync(last)
         return nullcontext()
 

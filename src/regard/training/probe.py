@@ -33,7 +33,7 @@ class Memory:
     gradients: int
     optimizer: int
     ema: int
-    activations: int  # of the largest step, or of its largest part
+    activations: int  # of the largest step, or of its largest micro-batch
     measured: bool  # False: extrapolated from fewer samples
     available: int
 

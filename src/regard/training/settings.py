@@ -18,11 +18,11 @@ FREE = ("steps", "save_every", "valid_every", "log_every", "keep", "keep_every",
 
 @dataclass(frozen=True)
 class Training:
-    """The [train] table. A step has `batch_tokens`; gradient accumulation splits it into parts that fit in memory."""
+    """The [train] table. A step has `batch_tokens`; gradient accumulation splits it into micro-batches."""
 
     steps: int = 10_000
     batch_tokens: int | Literal["fit"] = 4096  # "fit": the most that fits in memory, found when the run starts
-    accumulate: int = 1  # gradient accumulation: parts of a step
+    accumulate: int = 1  # gradient accumulation: micro-batches per step
     learning_rate: float = 1e-3
     optimizer: Optimizer = field(default_factory=AdamW)
     groups: tuple[Group, ...] = ()  # parameter groups with a learning rate or weight decay of their own

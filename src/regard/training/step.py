@@ -1,4 +1,4 @@
-"""Training steps: gradient accumulation, clipping, optimizer, moving average. Random draws use (seed, step, part)."""
+"""Training steps: gradient accumulation, clipping, optimizer, moving average. Draws use (seed, step, micro-batch)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Step:
     tokens: int  # of source and target, without padding
     targets: int
     signal: int = 0  # received by any of the processes
-    accumulate: int = 0  # the new number of parts, if this step ran out of memory
+    accumulate: int = 0  # the new number of micro-batches, if this step ran out of memory
 
 
 class Trainer:
@@ -55,7 +55,7 @@ class Trainer:
         device: torch.device,
         world: World | None = None,
     ) -> None:
-        if settings.scheduled_sampling is not None and network.encoder is None:
+        if settings.scheduled_sampling is not None and network.shape == "decoder":
             raise InputError("scheduled sampling needs an encoder-decoder (train.scheduled_sampling). Leave it out.")
         self.world, self.signals = world or World(device), Signals()
         self.network = network.to(device).train()
@@ -110,7 +110,7 @@ class Trainer:
             return None
 
     def accumulate_more(self, indices: Indices) -> None:
-        """Split this step and all later ones into twice as many parts (gradient accumulation)."""
+        """Split this step and all later ones into twice as many micro-batches (gradient accumulation)."""
         self.network.zero_grad()
         if self.world.size > 1:  # the others wait for this process' gradients, so no step can start again
             raise messages.OUT_OF_MEMORY_TOGETHER(step=self.step + 1)
@@ -119,31 +119,31 @@ class Trainer:
         self.accumulate *= 2
 
     def gradient(self, indices: Indices) -> tuple[Tensor, int, list[CarriedMemory]]:
-        """Compute the gradient of a step, part by part (gradient accumulation).
+        """Compute the gradient of a step, micro-batch by micro-batch (gradient accumulation).
 
-        -> this process' share of the loss, the number of targets, and the memory that each part carries, if any.
+        -> this process' share of the loss, the number of targets, and the memory that each micro-batch carries, if any.
         """
-        parts = self.parts(indices)
+        micro = self.micro_batches(indices)
         seed = mixed_seed(self.settings.seed, self.cursor.epoch)
-        # A process without a part computes one of weight 0, because the others wait for its gradients.
-        batches = [self.samples.batch(part if len(part) else indices[:1], seed) for _, part in parts]
-        counts = self.world.gather(sum(batch.tokens for batch, (_, part) in zip(batches, parts) if len(part)))
+        # A process without a micro-batch computes one of weight 0, because the others wait for its gradients.
+        batches = [self.samples.batch(part if len(part) else indices[:1], seed) for _, part in micro]
+        counts = self.world.gather(sum(batch.tokens for batch, (_, part) in zip(batches, micro) if len(part)))
         targets = max(1, int(sum(count for (count,) in counts)))
         self.network.zero_grad()
-        loss, carried = torch.zeros((), device=self.device), self.streams.split(len(parts))
-        for batch, (number, part), memory in zip(batches, parts, carried or len(parts) * [None]):
-            with self.strategy.part(last=number == parts[-1][0]):
+        loss, carried = torch.zeros((), device=self.device), self.streams.split(len(micro))
+        for batch, (number, part), memory in zip(batches, micro, carried or len(micro) * [None]):
+            with self.strategy.micro_batch(last=number == micro[-1][0]):
                 # Gradients are averaged over the processes, so each divides by its share of the targets.
                 loss += self.backward(batch, number, targets / self.world.size if len(part) else math.inf, memory)
         return loss, targets, carried
 
-    def parts(self, indices: Indices) -> list[tuple[int, Indices]]:
-        """The parts of a step for this process, numbered among all parts; every process has the same count."""
-        parts = list(enumerate(split(indices, self.world.size * self.accumulate)))
-        return parts[self.world.rank :: self.world.size][: -(-len(indices) // self.world.size)]
+    def micro_batches(self, indices: Indices) -> list[tuple[int, Indices]]:
+        """The micro-batches of a step for this process, numbered among all; every process has the same count."""
+        micro = list(enumerate(split(indices, self.world.size * self.accumulate)))
+        return micro[self.world.rank :: self.world.size][: -(-len(indices) // self.world.size)]
 
     def backward(self, batch: Batch, number: int, targets: float, carried: CarriedMemory | None = None) -> Tensor:
-        """Forward and backward pass of one part: add its share of the gradient; -> its share of the loss."""
+        """Forward and backward pass of one micro-batch: add its share of the gradient; -> its share of the loss."""
         torch.manual_seed(mixed_seed(self.settings.seed, self.step, number))
         batch, settings = batch.to(self.device), self.settings
         inputs = {**batch.inputs, "gradient_checkpointing": settings.gradient_checkpointing, "carried": carried}
@@ -198,7 +198,7 @@ class Trainer:
         return {**gathered, "memory": memory} if memory else gathered
 
     def state(self) -> dict[str, Any]:
-        """The rest of a checkpoint: the step, the cursor in the data, the parts of a step."""
+        """The rest of a checkpoint: the step, the cursor in the data, the micro-batches per step."""
         position = self.streams.carried.position
         carried = {"memory_position": position} if position else {}
         return {"step": self.step, "cursor": asdict(self.cursor), "accumulate": self.accumulate, **carried}

@@ -1,4 +1,4 @@
-"""Truncated BPTT: memory carried from one segment of a text to the next, split over the parts of a step."""
+"""Truncated BPTT: memory carried from one segment of a text to the next, split over the micro-batches of a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Streams:
         self.carried = CarriedMemory()
 
     def split(self, parts: int) -> list[CarriedMemory]:
-        """The memory of each part of a step: part i has the streams i, i + parts, i + 2 parts, ..."""
+        """The memory of each micro-batch: number i has the streams i, i + parts, i + 2 parts, ..."""
         if not self.count:
             return []
         memory, position = self.carried.memory, self.carried.position

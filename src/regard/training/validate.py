@@ -53,7 +53,7 @@ class Predictions:
 def require_metric(name: str, model: Model, *, pairs: bool) -> None:
     """Refuse to choose the best weights by a metric that validations of this model do not have."""
     metrics = {"labels": ("accuracy", "f1", "matthews"), "numbers": ("pearson", "spearman"), "vectors": ()}
-    of_tokens = ("accuracy",) if model.decoder is None else ("bleu", "chrf", "exact") if pairs else ()
+    of_tokens = ("accuracy",) if model.shape == "encoder" else ("bleu", "chrf", "exact") if pairs else ()
     known = ("loss", *metrics.get(model.readout.outputs, of_tokens))
     if name not in known:
         raise InputError(f"validations of this model have no {name} (train.best). Use one of: {', '.join(known)}.")
@@ -111,7 +111,7 @@ def validate(
 ) -> Validation:
     """The loss, and the quality of the model's outputs: translations, masked tokens, labels or numbers."""
     model = network.description
-    outputs, generates = model.readout.outputs, model.decoder is not None and model.readout.outputs == "tokens"
+    outputs, generates = model.readout.outputs, model.shape != "encoder" and model.readout.outputs == "tokens"
     found = predict(network, samples, batch_tokens, predictions=not generates and outputs != "vectors")
     loss = found.loss / max(1, found.targets)
     metrics = {"loss": loss}
@@ -128,7 +128,7 @@ def validate(
         metrics["perplexity"] = perplexity(loss)
     if not generates:
         return Validation(metrics)
-    if corpus.targets is None and model.encoder is not None:  # span corruption: not every token is a target
+    if corpus.targets is None and model.shape != "decoder":  # span corruption: not every token is a target
         return Validation(metrics)
     metrics["bits_per_byte"] = bits_per_byte(found.loss, samples.bytes)
     if corpus.targets is None:

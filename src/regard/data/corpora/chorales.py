@@ -7,6 +7,7 @@ holds its note. A bar precedes every quarter. So a model that starts in the midd
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ _WORDS = {
 }  # voice and pitch of each word; None: the voice holds its note
 _WORD = {meaning: word for word, meaning in _WORDS.items()}
 _MAX_BYTES = 100_000_000
+_MIDI_TICKS, _MIDI_TEMPO, _MIDI_VELOCITY = 480, 72, 80  # ticks per quarter note, quarter notes per minute
+_MIDI_CHOIR = 52  # General MIDI's "Choir Aahs", counted from 0
 _SHAPE = "A sixteenth is a list of up to 4 MIDI pitches (0 to 127), soprano to bass, with -1 for silence."
 
 
@@ -88,6 +91,29 @@ def voices_of(text: str) -> tuple[list[Note], ...]:
     if not any(voices):
         raise InputError("there is no note in this text (music). Generate more: --max-tokens.")
     return voices
+
+
+def midi_of(text: str) -> bytes:
+    """The text of a chorale as a standard MIDI file, with one track per voice."""
+    import mido
+
+    file = mido.MidiFile(type=1, ticks_per_beat=_MIDI_TICKS)
+    for channel, (name, notes) in enumerate(zip(VOICES, voices_of(text))):
+        track = file.add_track(name)
+        if not channel:
+            track.append(mido.MetaMessage("set_tempo", tempo=mido.bpm2tempo(_MIDI_TEMPO)))
+        track.append(mido.Message("program_change", channel=channel, program=_MIDI_CHOIR))
+        last = 0
+        for note in notes:
+            for kind, time in (("note_on", note.start), ("note_off", note.start + note.length)):
+                ticks = (time - last) * _MIDI_TICKS // _QUARTER
+                track.append(
+                    mido.Message(kind, channel=channel, note=note.pitch, velocity=_MIDI_VELOCITY, time=ticks)
+                )  # fmt: skip
+                last = time
+    content = io.BytesIO()
+    file.save(file=content)
+    return content.getvalue()
 
 
 def transposed(chorales: Sequence[Sequence[Chord]], most: int) -> Iterator[tuple[int, list[list[Chord]]]]:

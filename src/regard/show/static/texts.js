@@ -5,7 +5,7 @@ import {textsOf, tokenAt, unitAt} from "./merge.js";
 import {tokenWord} from "./tokens.js";
 
 const maxShown = 400; // tokens of a text
-const sideTitles = {source: "source", decoder_input: "input", target: "target"};
+const sideTitles = {source: "source", decoder_input: "decoder input", target: "target"};
 
 // The sides above a view: the source, and the decoder input or the target, whichever has the queries.
 function sidesShown(trace, layer) {

@@ -136,10 +136,10 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "config.json", json_bytes({
         "model_type": family.name, "dtype": "float32", **config, "regard_version": __version__}))  # fmt: skip
-    if network.decoder is not None:
+    if network.shape != "encoder":
         ids = {key: config[key] for key in GENERATION_SETTINGS & config.keys() if config[key] is not None}
         write_file(folder / "generation_config.json", json_bytes(to_huggingface(loaded.generation_config, ids)))
-    template: Template = "bos_eos" if network.decoder is None else "prompt" if network.encoder is None else "eos"
+    template: Template = "bos_eos" if network.shape == "encoder" else "prompt" if network.shape == "decoder" else "eos"
     template = "eos" if family is T5 else template
     segments = network.description.embed.segments if isinstance(network.description.embed, Embed) else 0
     write_huggingface_tokenizers(
@@ -155,7 +155,7 @@ def _special_token_ids(loaded: Loaded) -> dict[str, int | None]:
     network, target = loaded.network, loaded.tokenizers[1] or loaded.tokenizers[0]
     pad = loaded.generation_config.get("pad_token_id")  # source and target may have different padding tokens
     pad = pad if pad in range(network.vocabulary) else target.pad
-    if network.encoder is not None and network.decoder is not None:
+    if network.shape == "encoder-decoder":
         start = {"decoder_start_token_id": target.bos, "bos_token_id": None}
     else:
         start = {"bos_token_id": id_or_none(lambda: target.bos)}
@@ -252,10 +252,10 @@ def _shard(folder: Path, name: str) -> Path:
 
 def _read_tokenizers(folder: Path, network: Network, generation_config: Mapping[str, Any]) -> Tokenizers:
     """Read the tokenizers, with the start and end tokens of the generation config."""
-    both = network.decoder is not None and network.encoder is not None
+    both = network.shape == "encoder-decoder"
     pad = generation_config.get("pad_token_id")
     start = generation_config.get("decoder_start_token_id", pad) if both else None
-    ends = generation_config.get("eos_token_id") if network.decoder is not None else None
+    ends = generation_config.get("eos_token_id") if network.shape != "encoder" else None
     end = ends[0] if isinstance(ends, list) else ends
     sizes = network.source_vocabulary or network.vocabulary, network.vocabulary
     if not has_tokenizer(folder):
@@ -334,7 +334,7 @@ def _comparable(model: Model) -> Any:
             plain["embed"]["position"]["widths"] = list(position.split_width(model.width))
     if plain["readout"]["kind"] == "vector" and plain["readout"]["inner"] is None:
         plain["readout"] = {"kind": "vector"}
-    if model.encoder is None or model.decoder is None:
+    if model.shape != "encoder-decoder":
         del plain["shared"]
     return plain
 

@@ -135,7 +135,7 @@ def _buckets(config: ConfigReader) -> int | tuple[int, ...] | None:
 
 
 def _to_config(published: PublishedModel) -> dict[str, Any]:
-    model, causal = published.model, published.model.decoder is not None
+    model, causal = published.model, published.model.shape != "encoder"
     head, labels = published.head("ModelWithLMHead" if causal else "ForMaskedLM")
     parts = published.decoder if causal else published.encoder
     stack, attention = parts.stack, parts.attention
