@@ -1,1 +1,1 @@
-"""How fast we are beside a peer: both in one process, in turns, on the same text."""
+"""Benchmarks: regard and a peer in one process, in turns, on the same text."""

@@ -27,7 +27,7 @@ REMEDIES = {
     "playwright": "pip install playwright",
     **dict.fromkeys(("joeynmt", "importlib_metadata", "zipp", "sentencepiece", "subword_nmt"), _JOEY),
 }
-"""What is missing, and what installs it."""
+"""A missing package, and the command that installs it."""
 
 
 def main(words: list[str]) -> int:
@@ -62,9 +62,9 @@ def train_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     result = train.measure(text, description, settings, rounds=chosen.rounds, steps=chosen.steps)
     facts = {
         "model": in_words(description.build(text.tokenizer.vocabulary)),
-        "training": f"at most {settings.batch_tokens:,} padded tokens of both sides a step, label smoothing "
-        f"{settings.label_smoothing}, AdamW, gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} "
-        "steps each, on the same batches",
+        "training": f"at most {settings.batch_tokens:,} padded tokens of both sides per step, label smoothing "
+        f"{settings.label_smoothing}, AdamW, gradients clipped at {settings.clip}; {chosen.rounds} rounds of "
+        f"{chosen.steps} steps each, on the same batches",
     }
     return f"Training, {text.name}", table(result, "tokens/s"), facts
 
@@ -83,13 +83,14 @@ def recurrent_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]
         found = recurrent.measure(text, pair, settings, rounds=chosen.rounds, steps=chosen.steps)
         tables.append(f"`{pair.name}`:\n\n{table(found.result, 'tokens/s', found.remarks)}")
     facts = {
-        "model": f"width {chosen.width}, {chosen.depth}+{chosen.depth} layers, an encoder that reads both ways with "
-        f"half the width each, dropout {chosen.dropout}, vocabulary {text.tokenizer.vocabulary:,}, nothing tied",
+        "model": f"width {chosen.width}, {chosen.depth}+{chosen.depth} layers, a bidirectional encoder with "
+        f"half the width per direction, dropout {chosen.dropout}, vocabulary {text.tokenizer.vocabulary:,}, "
+        "nothing tied",
         **{pair.name: pair.note for pair in pairs},
-        "training": f"at most {settings.batch_tokens:,} padded tokens of both sides a step, AdamW (fused in both), "
+        "training": f"at most {settings.batch_tokens:,} padded tokens of both sides per step, AdamW (fused in both), "
         f"gradients clipped at {settings.clip}; {chosen.rounds} rounds of {chosen.steps} steps, on the same batches",
-        "loss": f"mean of the first {chosen.steps} steps and of the last, label smoothing {settings.label_smoothing} as each "
-        "defines it: theirs is a divergence, so it is lower by the entropy of the smoothed targets",
+        "loss": f"mean of the first {chosen.steps} steps and of the last, label smoothing {settings.label_smoothing} "
+        "as each defines it: theirs is a divergence, so it is lower by the entropy of the smoothed targets",
     }
     return f"Training with recurrence, {text.name}", "\n\n".join(tables), facts
 
@@ -105,10 +106,14 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     if model is None:
         schedule = Cosine(warmup=max(1, chosen.steps // 4))
         settings = Training(
-            steps=chosen.steps, batch_tokens=chosen.batch_tokens, schedule=schedule, learning_rate=1e-3, seed=chosen.seed
+            steps=chosen.steps,
+            batch_tokens=chosen.batch_tokens,
+            schedule=schedule,
+            learning_rate=1e-3,
+            seed=chosen.seed,
         )
         model = decode.learn(text, described(chosen), settings)
-    origin = f"learnt for {chosen.steps} steps" if chosen.model is None else f"from {chosen.model.resolve().name}"
+    origin = f"trained for {chosen.steps} steps" if chosen.model is None else f"from {chosen.model.resolve().name}"
     options = Options(beam=chosen.beam, length_penalty=chosen.length_penalty, max_tokens=chosen.max_tokens)
     found = decode.measure(
         text,
@@ -125,7 +130,7 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
         "search": f"beam {options.beam}, length penalty {options.length_penalty} as each defines it (they agree at 0), "
         f"at most {options.max_tokens} tokens; early_stopping={chosen.early} and batches of {found.size} for "
         f"transformers, the fastest of {', '.join(map(str, chosen.batch_sizes))}; both sort by length",
-        "answers": f"{found.same:,} of {count:,} the same to the letter; {chosen.rounds} rounds of {count:,} sentences",
+        "translations": f"{found.same:,} of {count:,} identical; {chosen.rounds} rounds of {count:,} sentences",
     }
     remarks = {name: f"BLEU {score:.2f}" for name, score in found.bleu.items()}
     early = ", early stopping" if chosen.early else ""
@@ -165,12 +170,12 @@ def duplication_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str
 
 
 def critic_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
-    """The critic's claim on a text: title, table, facts."""
+    """The claim of SHA-RNN on a text: title, table, facts."""
     from bench import critic
 
     task = critic.Task(**{name: getattr(chosen, name) for name in critic.Task.__dataclass_fields__})
     found = critic.measure(task, chosen.text, chosen.keep, chosen.jobs, lambda line: print(line, file=sys.stderr))
-    return f"The critic, {Path(chosen.text).stem}", critic.table(found), critic.facts(task, chosen.jobs)
+    return f"SHA-RNN, {Path(chosen.text).stem}", critic.table(found), critic.facts(task, chosen.jobs)
 
 
 def page_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
@@ -181,11 +186,11 @@ def page_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     table, frames = bertviz.measure(cases, chosen.long, chosen.rounds, chosen.limit, chosen.libraries)
     facts = {
         "measured": f"in one Chromium, in turns, medians of {chosen.rounds} rounds: from the navigation to the end of "
-        "the first frame with the view in it; from a move of the mouse to the end of the frame that answers it, median "
+        "the first frame with the view in it; from a mouse move to the end of the frame that responds to it, median "
         f"of {bertviz.HOVERS}. The file of regard is all of it; BertViz also loads d3, jQuery and RequireJS, here from "
         "a folder",
         "panning": f"one head of {chosen.long:,} tokens, dragged and zoomed {2 * bertviz.PANS} times: "
-        f"{statistics.median(frames):.0f} frames a second (regard)",
+        f"{statistics.median(frames):.0f} frames per second (regard)",
     }
     return "The attention page", table, facts
 
@@ -220,7 +225,7 @@ def in_words(network: Network) -> str:
 
 
 def command(words: list[str]) -> str:
-    """What was typed, folders by their last name only."""
+    """The command as typed, with only the last name of each folder."""
     folder = re.compile(r"(--data|--model|--keep|--plot|--libraries|--text)[ =](\S+)")
     return (
         f"`python -m bench {folder.sub(lambda found: f'{found[1]} {Path(found[2]).resolve().name}', ' '.join(words))}`"
@@ -249,8 +254,8 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--sentences", type=int, default=1000, help="of each block")
     decode.add_argument("--beam", type=int, default=5)
     decode.add_argument("--length-penalty", type=float, default=0.0, help="both define it alike at 0 only")
-    decode.add_argument("--max-tokens", type=int, default=128, help="of an answer")
-    decode.add_argument("--early", action="store_true", help="the peer stops at as many answers as beams")
+    decode.add_argument("--max-tokens", type=int, default=128, help="of a translation")
+    decode.add_argument("--early", action="store_true", help="the peer stops at as many hypotheses as beams")
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
     add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
     add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
@@ -260,15 +265,15 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def add_critic(row: argparse.ArgumentParser) -> None:
-    """The options of the row on the critic's claim."""
+    """The options of the row on SHA-RNN."""
     from bench.critic import Task
 
     row.set_defaults(run=critic_row, peers=(), threads=1)
     for name, field in Task.__dataclass_fields__.items():
         row.add_argument(f"--{name}", type=type(field.default), default=field.default)
     row.add_argument("--text", default="python", help="a text file, or `python`: the standard library's source")
-    row.add_argument("--keep", type=Path, required=True, help="folder of the runs; one that was interrupted goes on")
-    row.add_argument("--jobs", type=int, default=1, help="how many learn at a time, on a thread each")
+    row.add_argument("--keep", type=Path, required=True, help="folder of the runs; an interrupted one resumes")
+    row.add_argument("--jobs", type=int, default=1, help="models trained at a time, one thread each")
     row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 
 
@@ -279,7 +284,7 @@ def add_page(row: argparse.ArgumentParser) -> None:
     row.add_argument("--layers", type=int, default=12)
     row.add_argument("--heads", type=int, default=12)
     row.add_argument("--tokens", type=size_list, default=[128, 512], help="128,512")
-    row.add_argument("--long", type=int, default=4096, help="tokens of the one head that is moved about")
+    row.add_argument("--long", type=int, default=4096, help="tokens of the head that is panned")
     row.add_argument("--rounds", type=int, default=5, help="how often all are opened")
     row.add_argument("--limit", type=float, default=120.0, help="seconds that a page may take")
     row.add_argument("--seed", type=int, default=1)
@@ -295,10 +300,10 @@ def add_duplication(row: argparse.ArgumentParser) -> None:
     for name, field in Task.__dataclass_fields__.items():
         row.add_argument(f"--{name}", type=type(field.default), default=field.default)
     row.add_argument(
-        "--learning", type=size_list, default=[0, 4, 2, 1], help="rounds to learn with; 0 is full attention"
+        "--learning", type=size_list, default=[0, 4, 2, 1], help="hash rounds in training; 0 is full attention"
     )
-    row.add_argument("--asking", type=size_list, default=[0, 8, 4, 2, 1], help="rounds to be asked with")
-    row.add_argument("--keep", type=Path, help="folder of models; a run that is interrupted goes on from them")
+    row.add_argument("--asking", type=size_list, default=[0, 8, 4, 2, 1], help="hash rounds in evaluation")
+    row.add_argument("--keep", type=Path, help="folder of models; an interrupted run resumes")
     row.add_argument("--threads", type=int)
     row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 
@@ -309,13 +314,13 @@ def add_long(row: argparse.ArgumentParser) -> None:
     row.add_argument("--lengths", type=size_list, default=[4**power for power in range(5, 11)], help="1024,4096")
     row.add_argument("--depths", type=size_list, default=[3, 6, 12], help="of the table by depth, at --depth-length")
     row.add_argument("--depth-length", type=int, default=16_384, help="tokens of the table by depth")
-    row.add_argument("--who", action="append", help="only these contestants; say it once for each")
+    row.add_argument("--who", action="append", help="only this model; can be repeated")
     row.add_argument("--repeat", type=int, default=3, help="how often all work; medians are shown")
     for name, default in {"width": 256, "depth": 6, "heads": 4, "window": 64, "rounds": 2}.items():
         row.add_argument(f"--{name}", type=int, default=default)
-    row.add_argument("--minutes", type=float, default=10.0, help="that a measurement of others may take")
-    row.add_argument("--gib", type=float, default=20.0, help="of memory that it may hold")
-    row.add_argument("--keep", type=Path, help="file of what was measured; a run that is interrupted goes on from it")
+    row.add_argument("--minutes", type=float, default=10.0, help="time limit of a measurement, except for our own")
+    row.add_argument("--gib", type=float, default=20.0, help="memory limit of a measurement")
+    row.add_argument("--keep", type=Path, help="file of measurements; an interrupted run resumes")
     row.add_argument("--plot", type=Path, help="write time and memory by length as a picture")
     row.add_argument("--threads", type=int, help="of all (default: all cores)")
     row.add_argument("--seed", type=int, default=1)

@@ -57,14 +57,14 @@ class Case:
     seed: int = 1
 
     def weights(self) -> list[Tensor]:
-        """Per layer 1HTT: each query looks at few keys."""
+        """Per layer 1HTT: each query attends to few keys."""
         noise = torch.Generator().manual_seed(self.seed)
         shape = (1, self.heads, self.tokens, self.tokens)
         return [(3 * torch.randn(shape, generator=noise)).softmax(-1) for _ in range(self.layers)]
 
     def words(self) -> list[str]:
-        """A token each."""
-        return [f"token{place}" for place in range(self.tokens)]
+        """The token texts."""
+        return [f"token{index}" for index in range(self.tokens)]
 
     def __str__(self) -> str:
         return f"{self.layers} x {self.heads} heads, {self.tokens:,} tokens"
@@ -96,7 +96,7 @@ def ours(case: Case) -> str:
 
 
 def theirs(case: Case) -> str:
-    """BertViz's, as it returns it for a file."""
+    """BertViz's page, as it returns it for a file."""
     from bertviz.head_view import head_view
 
     made: str = head_view(case.weights(), case.words(), html_action="return").data
@@ -150,7 +150,7 @@ def library(folder: Path, package: str, name: str) -> bytes:
 
 
 def measure(cases: Sequence[Case], long: int, rounds: int, limit: float, libraries: Path) -> tuple[str, list[float]]:
-    """-> the table of all cases, and our frames a second while one head of a long text is moved about."""
+    """-> the table of all cases, and our frames per second while one head of a long text is panned."""
     lines = ["| | file | first view drawn | hover answered |", "|---|---|---|---|"]
     with browsing(libraries) as context, tempfile.TemporaryDirectory() as folder:
         for case in cases:
@@ -195,7 +195,7 @@ def once(
 
 
 def hovered(page: Any, tokens: str) -> list[float]:
-    """Milliseconds from a move of the mouse to the end of the frame that answers it."""
+    """Milliseconds from a mouse move to the end of the frame that responds to it."""
     boxes = [box for one in page.query_selector_all(tokens)[: HOVERS + 1] if (box := one.bounding_box())]
     boxes = [box for box in boxes if box["y"] + box["height"] < 880]
     answers = []
@@ -209,7 +209,7 @@ def hovered(page: Any, tokens: str) -> list[float]:
 
 
 def panned(context: Any, folder: Path, tokens: int) -> float:
-    """Frames a second while our matrix of one head is dragged and zoomed."""
+    """Frames per second while our matrix of one head is dragged and zoomed."""
     path = folder / f"long-{tokens}.html"
     if not path.exists():
         path.write_text(ours(Case(1, 1, tokens)))

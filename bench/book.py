@@ -17,12 +17,12 @@ from torch import Tensor
 import regard
 from regard.api import LoadedModel
 
-_AT_ONCE = 1 << 14  # tokens whose words are compared at once
+_AT_ONCE = 1 << 14  # tokens whose logits are computed at once
 _PARTS = 64  # of the book, in the plot
 
 
 def read(model: LoadedModel, text: str) -> NDArray[np.float64]:
-    """What each token of a text costs in bits, given all before it: the text is read in one window."""
+    """The loss of each token of a text in bits, given all before it: the text is read in one window."""
     tokenizer = model.tokenizer
     row = torch.tensor([tokenizer.bos, *tokenizer.encode(text)], device=model.device)
     with torch.inference_mode():
@@ -38,13 +38,13 @@ def cost(model: LoadedModel, states: Tensor, following: Tensor) -> Tensor:
 
 
 def parts(bits: NDArray[np.float64], count: int = _PARTS) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Where each of so many equal parts ends, and its mean."""
+    """The end and the mean of each of `count` equal parts."""
     ends = np.linspace(0, len(bits), min(count, len(bits)) + 1).astype(np.int64)
     return ends[1:], np.add.reduceat(bits, ends[:-1]) / np.diff(ends)
 
 
 def plot(bits: NDArray[np.float64], title: str, out: Path) -> None:
-    """Bits per byte along the book, part by part, and of all that has been read so far."""
+    """Bits per byte along the book, part by part, and the running mean."""
     import matplotlib
 
     matplotlib.use("agg")

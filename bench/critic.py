@@ -1,7 +1,7 @@
-"""The critic's claim (Merity 2019): an LSTM with one head is about as good as one with a head in every layer.
+"""The claim of SHA-RNN (Merity 2019): an LSTM with one head is about as good as one with a head in every layer.
 
-Each contestant learns from the same bytes for as long as the others, a process and a thread each, and then reads the
-rest of the text: recurrent models on from what they remember, the Transformer through a window that moves on by half.
+All models are trained on the same bytes for equal time, each in one process with one thread, and evaluated on held-out
+text: recurrent models with carried memory, the Transformer with a sliding window that moves by half its length.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from regard.training.probe import Probe, first_epoch
 PYTHON = "python"
 """As the name of a text: the standard library's source."""
 
-BYTES = 261  # and what begins, ends and fills a text
-_HELD_OUT = 0.05  # of a file, to choose the best weights by, and as much to be read in the end
+BYTES = 261  # and the special tokens
+_HELD_OUT = 0.05  # of a file for validation, and as much for the test
 _MOST = 50_000  # bytes of either
 _FILLING, _TIMED = 10, 20  # steps
 _SHA = 'name = "sha_rnn"\nwindow = 1000\n'
@@ -43,7 +43,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Task:
-    """The sizes and settings that all have."""
+    """The sizes and settings that all models share."""
 
     width: int = 128
     depth: int = 4
@@ -53,7 +53,7 @@ class Task:
     seed: int = 1
 
     def contestants(self) -> dict[str, str]:
-        """By name: the recipe's tables that differ."""
+        """By model: the tables of its recipe that differ."""
         inner = self.matching(size(zoo.sha_rnn(self.width, self.depth)))
         gpt = f'name = "gpt2"\nheads = 4\ninner = {inner}\nposition = "rotary"\n'
         return {
@@ -64,7 +64,7 @@ class Task:
         }
 
     def matching(self, weights: int) -> int:
-        """The feed-forward's width that gives the Transformer about so many weights."""
+        """The inner width that gives the Transformer about so many weights."""
 
         def distance(inner: int) -> int:
             return abs(size(zoo.gpt2(self.width, self.depth, 4, inner=inner, position=Rotary())) - weights)
@@ -72,12 +72,13 @@ class Task:
         return min(range(self.width, 8 * self.width, 8), key=distance)
 
     def recipe(self, tables: str, folder: Path) -> str:
-        """The whole recipe of a contestant; steps are set when their time is known."""
+        """The whole recipe of a model; steps are set when their time is known."""
         model, _, text = tables.partition("[text]\n")
         return (
             f"{model}width = {self.width}\ndepth = {self.depth}\ndropout = {self.dropout}\n"
             f'[text]\nfolder = "{folder}"\ntrain = "train.txt"\nvalid = "valid.txt"\ntokenizer = "byte"\n{text}'
-            f'[train]\nbatch_tokens = 2048\nlearning_rate = {self.learning_rate}\noptimizer = {{ kind = "muon", weight_decay = 0.05 }}\n'
+            f"[train]\nbatch_tokens = 2048\nlearning_rate = {self.learning_rate}\n"
+            f'optimizer = {{ kind = "muon", weight_decay = 0.05 }}\n'
             f'schedule = {{ kind = "cosine", warmup = 50, floor = 0.02 }}\nlabel_smoothing = 0.0\nsamples = 0\n'
             f"seed = {self.seed}\n"
         )
@@ -85,7 +86,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Effort:
-    """What learning takes: seconds of the processor a step, and bytes held."""
+    """The cost of training: CPU seconds per step, bytes of memory, parameters."""
 
     seconds: float
     memory: int
@@ -94,9 +95,9 @@ class Effort:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a contestant."""
+    """The result of a model."""
 
-    bits: float  # a byte
+    bits: float  # per byte
     steps: int
     effort: Effort
 
@@ -108,9 +109,9 @@ def size(model: Model) -> int:
 
 
 def prepare(text: str, folder: Path) -> None:
-    """Write what is learnt from, what the best weights are chosen by, and what is read in the end.
+    """Write the training, validation and test text.
 
-    The last two are a twentieth of a file each, or other files of Python's, as far as anybody reads them.
+    The last two are a twentieth of a file each, or other files of Python's library, up to a maximum length.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if text == PYTHON:
@@ -125,7 +126,7 @@ def prepare(text: str, folder: Path) -> None:
 
 
 def cut(whole: bytes) -> tuple[bytes, bytes, bytes]:
-    """The text without its last tenth, and the two halves of that, each from the begin of a line."""
+    """The text without its last tenth, and the two halves of that, each from the start of a line."""
     first, second = (
         whole.find(b"\n", at, len(whole) - 1) + 1 or at
         for at in (int(len(whole) * (1 - part * _HELD_OUT)) for part in (2, 1))
@@ -134,9 +135,9 @@ def cut(whole: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def measure(task: Task, text: str, folder: Path, jobs: int, say: Say) -> dict[str, Outcome]:
-    """Let everybody learn, some at a time, and judge them. What a folder holds already is gone on with.
+    """Train all models, `jobs` at a time, and evaluate them; interrupted runs resume.
 
-    Steps are timed before anybody learns, one contestant after the other, since they would slow each other down.
+    Steps are timed before any training, one model after the other, since they would slow each other down.
     """
     prepare(text, folder)
     efforts = {name: planned(task, folder, name, tables) for name, tables in task.contestants().items()}
@@ -146,37 +147,37 @@ def measure(task: Task, text: str, folder: Path, jobs: int, say: Say) -> dict[st
 
 
 def planned(task: Task, folder: Path, name: str, tables: str) -> Effort:
-    """What a step takes; kept, so that an interrupted run goes on with what was planned."""
-    recipe, kept = (place(folder, name).with_suffix(suffix) for suffix in (".toml", ".json"))
+    """The cost of a step; kept, so that an interrupted run resumes with the same number of steps."""
+    recipe, kept = (run_folder(folder, name).with_suffix(suffix) for suffix in (".toml", ".json"))
     wanted = task.recipe(tables, folder.resolve())
     if recipe.exists() and recipe.read_text() != wanted:
         raise InputError(f"{recipe} was made for other settings. Choose another --keep.")
     if not kept.exists():
         recipe.write_text(wanted)
-        kept.write_text(said([sys.executable, "-m", "bench.critic", str(recipe)]))
+        kept.write_text(output([sys.executable, "-m", "bench.critic", str(recipe)]))
     return Effort(**json.loads(kept.read_text()))
 
 
 def contest(task: Task, folder: Path, name: str, effort: Effort, say: Say) -> Outcome:
-    """Learn for as long as there is time, and read."""
-    here = place(folder, name)
+    """Train for the given time, and evaluate."""
+    here = run_folder(folder, name)
     steps = round(60 * task.minutes / effort.seconds)
     say(f"{name}: {steps:,} steps, {effort.seconds:.3f} s each")
     settings = {"steps": steps, "valid_every": max(1, steps // 5), "save_every": max(1, steps // 5)}
     words = [word for key, value in settings.items() for word in ("--set", f"train.{key}={value}")]
     regard("train", str(here.with_suffix(".toml")), "--out", str(here), *words)
-    judged = json.loads(regard("evaluate", str(here), "--text", str(folder / "test.txt"), "--json"))
-    say(f"{name}: {judged['bits_per_byte']:.3f} bits a byte")
-    return Outcome(judged["bits_per_byte"], steps, effort)
+    evaluated = json.loads(regard("evaluate", str(here), "--text", str(folder / "test.txt"), "--json"))
+    say(f"{name}: {evaluated['bits_per_byte']:.3f} bits per byte")
+    return Outcome(evaluated["bits_per_byte"], steps, effort)
 
 
-def place(folder: Path, name: str) -> Path:
-    """Where a contestant's run is kept."""
+def run_folder(folder: Path, name: str) -> Path:
+    """The folder of a model's run."""
     return folder / name.replace(",", "").replace(" ", "-")
 
 
 def effort(recipe: Path) -> Effort:
-    """Take steps that count for nothing, the first of them to fill what is remembered."""
+    """Time some throw-away steps, after some untimed ones that fill the memory."""
     torch.set_num_threads(1)
     found = read_recipe(str(recipe), ())
     material = read_setup(found)
@@ -184,19 +185,19 @@ def effort(recipe: Path) -> Effort:
     memory = probe.memory(first_epoch(probe.trainer.batches).largest).total
     for number in range(_FILLING + _TIMED):
         if number == _FILLING:
-            begin = time.process_time()  # which does not count what other processes take
+            begin = time.process_time()  # without the time of other processes
         probe.trainer.advance()
     seconds = (time.process_time() - begin) / _TIMED
     return Effort(seconds, memory, sum(weight.numel() for weight in probe.trainer.network.parameters()))
 
 
 def regard(*words: str) -> str:
-    """What a verb prints, on one thread."""
-    return said([sys.executable, "-m", "regard", *words, "--threads", "1"])
+    """The output of a command of regard, on one thread."""
+    return output([sys.executable, "-m", "regard", *words, "--threads", "1"])
 
 
-def said(words: list[str]) -> str:
-    """What a command prints."""
+def output(words: list[str]) -> str:
+    """The standard output of a command."""
     done = subprocess.run(words, capture_output=True, text=True)
     if done.returncode:
         raise RunFailed(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
@@ -204,8 +205,8 @@ def said(words: list[str]) -> str:
 
 
 def table(found: Mapping[str, Outcome]) -> str:
-    """Markdown, a line each."""
-    lines = ["| | bits a byte | parameters | steps | ms a step | MiB |", "|---|---|---|---|---|---|"]
+    """Markdown, one line per model."""
+    lines = ["| | bits per byte | parameters | steps | ms per step | MiB |", "|---|---|---|---|---|---|"]
     for name, outcome in found.items():
         lines.append(
             f"| {name} | {outcome.bits:.3f} | {outcome.effort.parameters:,} | {outcome.steps:,} "
@@ -215,16 +216,16 @@ def table(found: Mapping[str, Outcome]) -> str:
 
 
 def facts(task: Task, jobs: int) -> dict[str, str]:
-    """What was learnt by what, and how."""
+    """Models, training and evaluation, in words."""
     return {
         "model": f"width {task.width}, {task.depth} layers, bytes; `zoo.sha_rnn` with a window of 1,000 tokens, "
         "`zoo.gpt2` with rotary positions and a feed-forward that makes it as large as the one with one head",
-        "training": f"2,048 bytes a step (16 lanes of 128, or windows of 256), muon at {task.learning_rate:g} with a cosine, "
-        f"dropout {task.dropout:g}; as many steps as {task.minutes:g} minutes of processor hold, one thread "
+        "training": f"2,048 bytes per step (16 streams of 128, or windows of 256), muon at {task.learning_rate:g} "
+        f"with a cosine, dropout {task.dropout:g}; as many steps as fit into {task.minutes:g} CPU minutes, one thread "
         f"each, {jobs} at a time; best of five validations",
-        "reading": f"at most {_MOST:,} bytes that neither were learnt from nor chose the weights: the last twentieth "
-        "of a file, or files of Python's test part; LSTMs read them whole, the Transformer through windows of 256 that "
-        "move on by half",
+        "test": f"at most {_MOST:,} bytes used neither for training nor for validation: the last twentieth "
+        "of a file, or files of Python's test part; LSTMs read them whole, the Transformer with a sliding window "
+        "of 256 that moves by half",
     }
 
 

@@ -23,10 +23,10 @@ from regard.training.settings import Training
 
 @dataclass(frozen=True)
 class Generate:
-    """transformers' beam search over texts, sorted by length as ours are; the answers that our search defines.
+    """transformers' beam search over texts, sorted by length as ours; both define the same translations.
 
     Our length penalty is ((5 + n) / 6) ** p, theirs n ** p: they agree at p = 0, where scores are sums. There, both
-    searches end when nothing alive can still win, unless `early` ends theirs once it has as many answers as beams.
+    searches end when no live hypothesis can still win, unless `early` ends theirs at as many hypotheses as beams.
     """
 
     model: MarianMTModel
@@ -37,12 +37,12 @@ class Generate:
     def __call__(self, texts: Sequence[str], size: int) -> list[str]:
         """The best translation of each text, searched in batches of that many."""
         sources = [[*ids, self.tokenizer.eos] for ids in self.tokenizer.encode_batch(texts)]
-        order = sorted(range(len(texts)), key=lambda place: -len(sources[place]))
+        order = sorted(range(len(texts)), key=lambda index: -len(sources[index]))
         found = [""] * len(texts)
         for start in range(0, len(order), size):
-            places = order[start : start + size]
-            for place, ids in zip(places, self._search([sources[place] for place in places])):
-                found[place] = self.tokenizer.decode(ids)
+            batch = order[start : start + size]
+            for index, ids in zip(batch, self._search([sources[index] for index in batch])):
+                found[index] = self.tokenizer.decode(ids)
         return found
 
     @torch.inference_mode()
@@ -50,7 +50,7 @@ class Generate:
         longest = max(map(len, sources))
         ids = torch.tensor([row + [self.tokenizer.pad] * (longest - len(row)) for row in sources])
         lengths = torch.tensor([len(row) for row in sources])
-        said = self.model.generate(
+        generated = self.model.generate(
             input_ids=ids,
             attention_mask=(torch.arange(longest) < lengths[:, None]).long(),
             generation_config=GenerationConfig(
@@ -66,22 +66,22 @@ class Generate:
                 decoder_start_token_id=self.tokenizer.bos,
             ),
         )
-        rows: list[list[int]] = said.tolist()
+        rows: list[list[int]] = generated.tolist()
         return rows
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """The speeds, and what was said."""
+    """The speeds and the translations."""
 
     result: Result
     size: int  # of the peer's batches, its fastest
     bleu: dict[str, float]
-    same: int  # sentences in which both said the same, to the letter
+    same: int  # sentences with identical translations
 
 
 def learn(text: Bitext, description: Model, settings: Training) -> LoadedModel:
-    """A model that has learnt for a few steps, so that what it says ends."""
+    """A model trained for a few steps, so that its translations end."""
     trainer = learner(text, description, settings)
     for _ in range(settings.steps):
         trainer.advance()
@@ -98,7 +98,7 @@ def measure(
     sizes: Sequence[int],
     early: bool = False,
 ) -> Decoding:
-    """Sentences a second, from text to text, in blocks of `sentences`; the peer in batches of its fastest size."""
+    """Sentences per second, from text to text, in blocks of `sentences`; the peer in batches of its fastest size."""
     assert text.test.targets is not None
     sources, references = list(text.test.sources[:sentences]), text.test.targets[:sentences]
     peer = Generate(as_marian(model.network, model.tokenizer).eval(), model.tokenizer, options, early)

@@ -1,7 +1,7 @@
-"""The duplication task (Kitaev 2020, section 5): 0w0w, where all of the second w is to be foretold.
+"""The duplication task (Kitaev 2020, section 5): 0w0w, of which the second w is to be predicted.
 
-Models learn with full attention, or with some rounds of hashing; each is then asked with full attention and with more
-or fewer rounds, by the same weights under another description.
+Models are trained with full attention, or with some rounds of hashing; each is then evaluated with full attention and
+with more or fewer rounds: the same weights under another description.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from regard.models import zoo
 from regard.models.model import Model, Network
 
 FULL = 0
-"""As a number of rounds: every key is seen."""
+"""As a number of rounds: full attention."""
 
-_OFTEN = 100  # steps between two things said
+_OFTEN = 100  # steps between two progress lines
 TEXTS = 64
-"""That a model is asked about."""
+"""On which a model is evaluated."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Task:
-    """How long, how many symbols, and how a model learns it."""
+    """Length, symbols, and the settings of model and training."""
 
     length: int = 128
     symbols: int = 127
@@ -57,12 +57,12 @@ class Task:
         )  # fmt: skip
 
     def build(self, rounds: int) -> Network:
-        """The same weights at first, whatever the rounds."""
+        """The network; its initial weights do not depend on the rounds."""
         torch.manual_seed(self.seed)
         return self.model(rounds).build(self.symbols + 1)
 
     def draw(self, number: int, batch: int) -> tuple[Tensor, Tensor]:
-        """Texts, and what is to be foretold; those below 0 are for asking only."""
+        """Texts and their targets; negative numbers give test texts."""
         source = torch.Generator().manual_seed((self.seed << 32) + 2 * abs(number) + (number < 0))
         word = torch.randint(1, self.symbols + 1, (batch, self.length // 2 - 1), generator=source)
         half = torch.cat([torch.zeros(batch, 1, dtype=torch.long), word], dim=1)
@@ -73,21 +73,21 @@ class Task:
 
 
 def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -> Network:
-    """A model that has learnt the task; what it has learnt so far is kept every so often, and gone on from."""
+    """Train a model on the task; a run resumes from its last checkpoint in `keep`."""
     network = task.build(rounds)
     optimizer = torch.optim.Adam(network.parameters(), lr=task.learning_rate, betas=(0.9, 0.98))
     first = 0
     if keep is not None and keep.exists():
         kept: dict[str, Any] = torch.load(keep, weights_only=True)
         if kept["task"] != asdict(task):
-            raise InputError(f"{keep} was learnt with other settings. Choose another --keep.")
+            raise InputError(f"{keep} was trained with other settings. Choose another --keep.")
         network.load_state_dict(kept["network"])
         optimizer.load_state_dict(kept["optimizer"])
         first = kept["step"]
     network.train()
     start = time.perf_counter()
     for step in range(first, task.steps):
-        torch.manual_seed(task.seed + step)  # directions are drawn from it, so that going on equals never stopping
+        torch.manual_seed(task.seed + step)  # hashes are drawn from it, so a resumed run equals an unbroken one
         ids, targets = task.draw(step, task.batch)
         for group in optimizer.param_groups:
             group["lr"] = task.learning_rate * min(1.0, (step + 1) / 100, 4 * (1 - step / task.steps))
@@ -107,48 +107,48 @@ def learn(task: Task, rounds: int, keep: Path | None = None, say: Say = print) -
 
 
 @torch.inference_mode()
-def right(task: Task, learnt: Network, rounds: int) -> float:
-    """The share of symbols that a model foretells with so many rounds."""
+def accuracy(task: Task, trained: Network, rounds: int) -> float:
+    """The share of symbols that a model predicts right with so many rounds."""
     network = task.build(rounds).eval()
-    network.load_state_dict(learnt.state_dict())
+    network.load_state_dict(trained.state_dict())
     ids, targets = task.draw(-1, TEXTS)
-    said = network(ids).argmax(-1)
-    asked = targets != IGNORE_INDEX
-    return float((said == targets)[asked].float().mean())
+    predicted = network(ids).argmax(-1)
+    counted = targets != IGNORE_INDEX
+    return float((predicted == targets)[counted].float().mean())
 
 
 def measure(
     task: Task, learning: Sequence[int], asking: Sequence[int], folder: Path | None = None, say: Say = print
 ) -> dict[tuple[int, int], float]:
-    """The share that is right, by the rounds a model has learnt with and those it is asked with."""
+    """The accuracy, by the rounds of training and of evaluation."""
     found = {}
     for rounds in learning:
         keep = None if folder is None else folder / f"rounds-{rounds}.pt"
         network = learn(task, rounds, keep, say)
-        found |= {(rounds, asked): right(task, network, asked) for asked in asking}
+        found |= {(rounds, asked): accuracy(task, network, asked) for asked in asking}
     return found
 
 
 def table(found: Mapping[tuple[int, int], float]) -> str:
-    """Markdown of the paper's shape: a line a model, a column a way to ask it."""
+    """Markdown as in the paper: one line per model, one column per number of rounds in evaluation."""
     asking = list(dict.fromkeys(asked for _, asked in found))
-    lines = [f"| learnt with | {' | '.join(map(called, asking))} |", f"|---|{'---|' * len(asking)}"]
-    for rounds in dict.fromkeys(learnt for learnt, _ in found):
+    lines = [f"| trained with | {' | '.join(map(called, asking))} |", f"|---|{'---|' * len(asking)}"]
+    for rounds in dict.fromkeys(trained for trained, _ in found):
         lines.append(f"| {called(rounds)} | {' | '.join(f'{found[rounds, asked]:.1%}' for asked in asking)} |")
     return "\n".join(lines)
 
 
 def called(rounds: int) -> str:
-    """The name of a way to attend."""
+    """The name of a number of rounds."""
     return "full attention" if rounds == FULL else f"LSH, {rounds} round{'s' if rounds > 1 else ''}"
 
 
 def facts(task: Task) -> dict[str, str]:
-    """What was learnt by what, and how."""
+    """Task, model and training, in words."""
     return {
-        "task": f"0w0w of {task.length} tokens, {task.symbols} symbols; the share of the second w that is foretold, in "
-        f"{TEXTS} texts that were not learnt from",
-        "model": f"`zoo.reformer`, {task.depth} layer, width {task.width}, {task.heads} heads, queries that are keys; "
-        f"LSH: {task.buckets} buckets, the last {task.window} keys of one's own",
-        "training": f"{task.steps:,} steps of {task.batch} texts, Adam at {task.learning_rate:g}, directions drawn anew",
+        "task": f"0w0w of {task.length} tokens, {task.symbols} symbols; the share of the second w that is predicted "
+        f"right, in {TEXTS} test texts",
+        "model": f"`zoo.reformer`, {task.depth} layer, width {task.width}, {task.heads} heads, shared query-keys; "
+        f"LSH: {task.buckets} buckets, the last {task.window} keys of a bucket",
+        "training": f"{task.steps:,} steps of {task.batch} texts, Adam at {task.learning_rate:g}, a new hash per step",
     }

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from regard.errors import InputError
 
 Contestants = Mapping[str, Callable[[], float]]
-"""By name: does a block of work and says how many units a second it got through."""
+"""By name: does a block of work and returns its speed in units per second."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The middle of some numbers and their quartiles."""
+    """The median and the quartiles of some numbers."""
 
     low: float
     median: float
@@ -23,7 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Spread:
-        """The quartiles, between neighbours where they fall between two numbers; of one number, itself."""
+        """The quartiles, interpolated; of a single number, that number."""
         if len(numbers) == 1:
             return cls(numbers[0], numbers[0], numbers[0])
         return cls(*statistics.quantiles(numbers, n=4, method="inclusive"))
@@ -37,7 +37,7 @@ class Result:
     speeds: Mapping[str, tuple[float, ...]]
 
     def speed(self, contestant: str) -> Spread:
-        """Units a second."""
+        """Units per second."""
         return Spread.of(self.speeds[contestant])
 
     def ratio(self, contestant: str, other: str) -> Spread:
@@ -59,7 +59,7 @@ def compare(name: str, contestants: Contestants, rounds: int) -> Result:
 
 
 def per_second(work: Callable[[], float]) -> Callable[[], float]:
-    """Work that says how much it did -> a block that says how fast it was done."""
+    """Work that returns how much it did -> a block that returns its speed."""
 
     def block() -> float:
         start = time.perf_counter()
@@ -70,7 +70,7 @@ def per_second(work: Callable[[], float]) -> Callable[[], float]:
 
 
 def table(result: Result, unit: str, remarks: Mapping[str, str] | None = None) -> str:
-    """Markdown: a line a contestant, the first against each of the others."""
+    """Markdown: one line per contestant, the first against each of the others."""
     first = next(iter(result.speeds))
     lines = [f"| | {unit} | quartiles | {first} / this | quartiles | |", "|---|---|---|---|---|---|"]
     for contestant in result.speeds:

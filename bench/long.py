@@ -1,4 +1,4 @@
-"""Long texts: time and memory of a step of training by length, ours and the peers', each in a process of its own."""
+"""Long texts: time and memory of a training step by length, ours and the peers', each in its own process."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from regard.errors import InputError, RunFailed
 
 GIB = 1024**3
 _OFTEN = 0.1  # seconds between two looks at a process
-_HOPELESS = 1.2  # what is foreseen to take so many times the limit is not tried
+_HOPELESS = 1.2  # a case estimated at this many times the limit is not tried
 _FURTHEST_ALONE = 65_536  # tokens
 DEEP = (LSH, PLAIN, REFORMER_PYTORCH)
-"""Who is measured by depth."""
+"""The models measured by depth."""
 _LONG = 30.0  # seconds, beyond which a step is not repeated
-# Large blocks that are freed go back at once and come in large pages, small ones are kept for the next: hardly any
-# time, hardly any room.
+# Large freed blocks are returned at once and allocated in huge pages, small ones are kept for reuse: this costs hardly
+# any time or memory.
 _TIMED = {
     "MALLOC_MMAP_THRESHOLD_": "8388608",
     "MALLOC_TRIM_THRESHOLD_": "536870912",
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-_FRUGAL = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # all that is freed goes back at once: peaks are what was needed
+_FRUGAL = {"MALLOC_MMAP_THRESHOLD_": "131072"}  # all freed memory is returned at once, so peaks show what was needed
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a measurement may take; our own is given the time it needs."""
+    """The limits of a measurement; our own model has no time limit."""
 
     seconds: float = 600.0
     bytes: int = 20 * GIB
 
     def of(self, who: str) -> Limits:
-        """Those of a contestant."""
+        """The limits of one model."""
         return replace(self, seconds=math.inf) if who == LSH else self
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step takes; more than was allowed where `foreseen` from what shorter texts took."""
+    """Time and memory of a step; `estimated` from shorter texts if it exceeds the limits."""
 
     seconds: float
     peak: float  # bytes, of the whole process
     before: float  # bytes, before its first step
-    foreseen: bool = False
+    estimated: bool = False
 
 
 Costs = Mapping[tuple[str, int], Cost]
-"""By contestant and length, or depth."""
+"""By model and length, or depth."""
 
 
 class Kept:
-    """What was measured, a line of JSON each; a file of them lets a long run be interrupted."""
+    """Measurements, one line of JSON each; with a file, an interrupted run resumes."""
 
     def __init__(self, path: Path | None) -> None:
         self.path, self.found = path, {}
@@ -71,7 +71,7 @@ class Kept:
             self.found[entry["key"]] = entry["cost"]
 
     def get(self, case: Case, turn: int, limits: Limits) -> Cost | None:
-        """The cost of a case, in this turn: kept, or measured now; None where it took more than it may."""
+        """The cost of a case in this turn, kept or measured now; None if it exceeds the limits."""
         key = json.dumps({**asdict(case), "turn": turn, **asdict(limits)})
         if key not in self.found:
             cost = measure(case, limits)
@@ -84,9 +84,9 @@ class Kept:
 
 
 def measure(case: Case, limits: Limits) -> Cost | None:
-    """What a case costs; None where it took longer or held more than it may.
+    """The cost of a case; None if it exceeds the limits.
 
-    Short ones run twice: giving all memory back at once costs time, and keeping it for later is no need of theirs.
+    Short ones run twice, for time and for memory: returning all memory at once costs time.
     """
     timed = observed(case, limits, _TIMED)
     if timed is None or timed.seconds > _LONG:
@@ -96,34 +96,34 @@ def measure(case: Case, limits: Limits) -> Cost | None:
 
 
 def observed(case: Case, limits: Limits, surroundings: Mapping[str, str]) -> Cost | None:
-    """Run a case in a process of its own; None where it took longer or held more than it may."""
+    """Run a case in its own process; None if it exceeds the limits."""
     words = [sys.executable, "-m", "bench.reformers", json.dumps(asdict(case)), str(limits.bytes)]
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complaints:
-        process = subprocess.Popen(words, stdout=said, stderr=complaints, env={**os.environ, **surroundings})
+    with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        process = subprocess.Popen(words, stdout=stdout, stderr=stderr, env={**os.environ, **surroundings})
         try:
             within = watch(process, limits)
         finally:
             process.kill()
             process.wait()
-        said.seek(0)
-        complaints.seek(0)
-        complaint = complaints.read().strip()
-        if not within or "allocate memory" in complaint or "MemoryError" in complaint:
+        stdout.seek(0)
+        stderr.seek(0)
+        errors = stderr.read().strip()
+        if not within or "allocate memory" in errors or "MemoryError" in errors:
             return None
         if process.returncode:
-            last = complaint.splitlines()[-1] if complaint else f"exit code {process.returncode}"
+            last = errors.splitlines()[-1] if errors else f"exit code {process.returncode}"
             raise RunFailed(f"{case.who} failed at {case.length:,} tokens ({last}). Leave it out with --who.")
-        return Cost(**json.loads(said.read()))
+        return Cost(**json.loads(stdout.read()))
 
 
 def watch(process: subprocess.Popen[bytes], limits: Limits) -> bool:
-    """Wait for a process; -> whether it ended within what it may take. One that does not is still running."""
+    """Wait for a process; -> whether it ended within the limits. One that did not is still running."""
     end = time.monotonic() + limits.seconds
     while process.poll() is None:
         if time.monotonic() > end or held(process.pid) > limits.bytes:
             return False
         time.sleep(_OFTEN)
-    return process.returncode != -9  # which is how the system ends one when there is no memory left
+    return process.returncode != -9  # killed by the system when memory ran out
 
 
 def held(pid: int) -> int:
@@ -136,41 +136,41 @@ def held(pid: int) -> int:
 
 
 def sweep(cases: Sequence[Case], turns: int, limits: Limits, kept: Kept, axis: str = "length") -> Costs:
-    """The median cost of each case over some turns, in which all work one after the other, shortest first.
+    """The median cost of each case over some turns; in a turn all run one after the other, shortest first.
 
-    What took too much, and all that is longer, is foreseen from the two longest that did not.
+    Cases beyond the limits, and all longer ones, are extrapolated from the two longest within them.
     """
     if turns < 1:
         raise InputError(f"repeat must be 1 or more, got {turns} (--repeat).")
     found: dict[tuple[str, int], list[Cost]] = {}
     given_up: set[str] = set()
     for case in shortest_first(cases, axis):
-        known = {place: costs[0] for (who, place), costs in found.items() if who == case.who}
-        place = getattr(case, axis)
+        known = {size: costs[0] for (who, size), costs in found.items() if who == case.who}
+        size = getattr(case, axis)
         cost = None
-        if case.who not in given_up and not hopeless(known, place, limits.of(case.who)):
+        if case.who not in given_up and not hopeless(known, size, limits.of(case.who)):
             cost = kept.get(case, 0, limits.of(case.who))
         if cost is None:
             given_up.add(case.who)
         else:
-            found[case.who, place] = [cost]
+            found[case.who, size] = [cost]
     for turn in range(1, turns):
         for case in shortest_first(cases[:: -1 if turn % 2 else 1], axis):
             costs = found.get((case.who, getattr(case, axis)), [])
             again = kept.get(case, turn, limits.of(case.who)) if costs and costs[0].seconds < _LONG else None
             costs += [] if again is None else [again]
-    return foresee({key: middle(costs) for key, costs in found.items()}, {getattr(case, axis) for case in cases})
+    return extrapolate({key: middle(costs) for key, costs in found.items()}, {getattr(case, axis) for case in cases})
 
 
 def shortest_first(cases: Iterable[Case], axis: str) -> list[Case]:
-    """In the order of their lengths, or of what else the axis is; those of one length stay in their order."""
+    """Cases sorted by length or depth (a stable sort)."""
     return sorted(cases, key=lambda case: int(getattr(case, axis)))
 
 
-def hopeless(known: Mapping[int, Cost], place: int, limits: Limits) -> bool:
-    """True where what is known foresees far more than is allowed."""
-    shorter = {at: cost for at, cost in known.items() if at < place}
-    cost = extended(shorter, place)
+def hopeless(known: Mapping[int, Cost], size: int, limits: Limits) -> bool:
+    """Whether the estimate is far beyond the limits."""
+    shorter = {at: cost for at, cost in known.items() if at < size}
+    cost = extended(shorter, size)
     return cost is not None and max(cost.seconds / limits.seconds, cost.peak / limits.bytes) > _HOPELESS
 
 
@@ -179,20 +179,20 @@ def middle(costs: Sequence[Cost]) -> Cost:
     return Cost(*(median(getattr(cost, name) for cost in costs) for name in ("seconds", "peak", "before")))
 
 
-def foresee(costs: Costs, places: Iterable[int]) -> Costs:
-    """The costs with what is missing foreseen, where two places are known."""
+def extrapolate(costs: Costs, sizes: Iterable[int]) -> Costs:
+    """The costs, with missing ones extrapolated if two are known."""
     whole = dict(costs)
     for who in {who for who, _ in costs}:
-        known = {place: cost for (name, place), cost in costs.items() if name == who}
-        for place in places:
-            cost = known.get(place) or extended(known, place)
+        known = {size: cost for (name, size), cost in costs.items() if name == who}
+        for size in sizes:
+            cost = known.get(size) or extended(known, size)
             if cost is not None:
-                whole[who, place] = cost
+                whole[who, size] = cost
     return whole
 
 
-def extended(known: Mapping[int, Cost], place: int) -> Cost | None:
-    """What the two furthest places foresee, as a power of the length; None where fewer are known."""
+def extended(known: Mapping[int, Cost], size: int) -> Cost | None:
+    """Extrapolated from the two longest cases, as a power of the length; None if fewer are known."""
     if len(known) < 2:
         return None
     near, far = sorted(known)[-2:]
@@ -200,51 +200,51 @@ def extended(known: Mapping[int, Cost], place: int) -> Cost | None:
     def power(of: Callable[[Cost], float]) -> float:
         low, high = max(of(known[near]), 1e-9), max(of(known[far]), 1e-9)
         growth = math.log(high / low) / math.log(far / near)
-        return high * (place / far) ** growth
+        return high * (size / far) ** growth
 
     before = known[far].before
     return Cost(power(lambda cost: cost.seconds), before + power(lambda cost: cost.peak - cost.before), before, True)
 
 
 def by_length(costs: Costs, whose: Sequence[str], show: Callable[[Cost], str], first: str = "tokens") -> str:
-    """Markdown: a line a length, a column a contestant; what is foreseen has a ~."""
+    """Markdown: one line per length, one column per model; ~ marks an estimate."""
     lines = [f"| {first} | {' | '.join(whose)} |", f"|---|{'---|' * len(whose)}"]
-    for place in sorted({place for _, place in costs}):
+    for size in sorted({size for _, size in costs}):
         cells = []
         for who in whose:
-            cost = costs.get((who, place))
-            cells.append("" if cost is None else f"{'~' if cost.foreseen else ''}{show(cost)}")
-        lines.append(f"| {place:,} | {' | '.join(cells)} |")
+            cost = costs.get((who, size))
+            cells.append("" if cost is None else f"{'~' if cost.estimated else ''}{show(cost)}")
+        lines.append(f"| {size:,} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def seconds(cost: Cost) -> str:
-    """A time, with as many digits as mean something."""
+    """A time with its significant digits."""
     return f"{cost.seconds:.2f}" if cost.seconds < 10 else f"{cost.seconds:,.0f}"
 
 
 def peak(cost: Cost) -> str:
-    """What the process held at most, in GiB."""
+    """Peak memory of the process, in GiB."""
     return f"{cost.peak / GIB:.2f}" if cost.peak < 10 * GIB else f"{cost.peak / GIB:,.1f}"
 
 
 def active(cost: Cost) -> str:
-    """What a step held besides what was there before it, in MiB."""
+    """Memory of a step, without what the process held before it, in MiB."""
     return f"{(cost.peak - cost.before) / 1024**2:,.0f}"
 
 
 def plot(costs: Costs, whose: Sequence[str], path: Path) -> None:
-    """Time and memory by length, both axes logarithmic; what is foreseen is dashed."""
+    """Time and memory by length, both axes logarithmic; estimates are dashed."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, 2)
-    sides = (("seconds a step", lambda cost: cost.seconds), ("GiB at most", lambda cost: cost.peak / GIB))
+    sides = (("seconds per step", lambda cost: cost.seconds), ("peak GiB", lambda cost: cost.peak / GIB))
     for panel, (label, value) in zip(panels, sides):
         for number, who in enumerate(whose):
-            points = sorted((place, cost) for (name, place), cost in costs.items() if name == who)
-            sure = [(place, value(cost)) for place, cost in points if not cost.foreseen]
-            unsure = sure[-1:] + [(place, value(cost)) for place, cost in points if cost.foreseen]
+            points = sorted((size, cost) for (name, size), cost in costs.items() if name == who)
+            sure = [(size, value(cost)) for size, cost in points if not cost.estimated]
+            unsure = sure[-1:] + [(size, value(cost)) for size, cost in points if cost.estimated]
             panel.plot(*zip(*sure), "o-", color=f"C{number}", label=who)
             if len(unsure) > 1:
                 panel.plot(*zip(*unsure), "--", color=f"C{number}")
@@ -256,20 +256,20 @@ def plot(costs: Costs, whose: Sequence[str], path: Path) -> None:
 
 @dataclass(frozen=True)
 class Found:
-    """Steps by length, what they hold by depth, and attention alone by length."""
+    """Steps by length, memory by depth, and a single attention layer by length."""
 
     steps: Costs
     depths: Costs
     alone: Costs
 
     def tables(self, whose: Sequence[str]) -> str:
-        """Markdown: a table each; those who do not take part in one have no column."""
+        """Markdown tables; a model that was not measured has no column."""
         shown = [
-            ("Seconds a step", self.steps, seconds, "tokens"),
-            ("GiB at most, the whole process", self.steps, peak, "tokens"),
-            ("MiB that a step holds by depth, beside what was there before it", self.depths, active, "layers"),
-            ("Seconds of one layer of attention alone, forwards and backwards", self.alone, seconds, "tokens"),
-            ("MiB that it holds, beside what was there before it", self.alone, active, "tokens"),
+            ("Seconds per step", self.steps, seconds, "tokens"),
+            ("Peak GiB of the whole process", self.steps, peak, "tokens"),
+            ("MiB of a step by depth, without what the process held before it", self.depths, active, "layers"),
+            ("Seconds of one layer of attention, forward and backward pass", self.alone, seconds, "tokens"),
+            ("MiB of this layer, without what the process held before it", self.alone, active, "tokens"),
         ]
         parts = []
         for title, costs, show, first in shown:
@@ -288,7 +288,7 @@ def measure_all(
     limits: Limits,
     kept: Kept,
 ) -> Found:
-    """Steps at every length; of some, at one length, by depth; then attention alone, as far as full attention goes."""
+    """Steps at every length; of some models also by depth at one length; then one attention layer by length."""
     steps = [replace(base, who=who, length=length) for length in lengths for who in whose]
     deep = [
         replace(base, who=who, length=depth_length, depth=depth) for depth in depths for who in whose if who in DEEP
@@ -300,15 +300,15 @@ def measure_all(
 
 
 def contestants(named: Sequence[str] | None) -> list[str]:
-    """Those who were named, or all."""
+    """The named models, or all."""
     for who in named or ():
         if who not in MODELS:
-            raise InputError(f"nobody is called {who!r} (--who). They are: {'; '.join(MODELS)}.")
+            raise InputError(f"no model is called {who!r} (--who). They are: {'; '.join(MODELS)}.")
     return list(named or MODELS)
 
 
 def peers(whose: Sequence[str]) -> list[str]:
-    """The packages of others among them; each is tried, so that one that is missing is missed at once."""
+    """The peers' packages among them; each is imported at once, so that a missing one is an error now."""
     found = [who for who in (REFORMER_PYTORCH, TRANSFORMERS) if who in whose]
     for package in found:
         import_module(package.replace("-", "_"))
@@ -316,18 +316,18 @@ def peers(whose: Sequence[str]) -> list[str]:
 
 
 def rounds(base: Case) -> str:
-    """How often is hashed."""
+    """The number of hash rounds, in words."""
     return f"{base.rounds} round{'s' * (base.rounds > 1)} of hashing"
 
 
 def facts(base: Case, turns: int, limits: Limits) -> dict[str, str]:
-    """Whose sizes were what, and how they were measured."""
+    """The sizes, and how they were measured."""
     return {
         "model": f"{base.depth} layers, width {base.width}, {base.heads} heads, feed-forward {4 * base.width}, bytes, "
-        f"one text a step; LSH: {rounds(base)}, as many buckets as windows of {base.window}; ours sees the last "
-        f"{base.window} keys of a bucket, in chunks and theirs two chunks of {base.window}",
-        "measured": f"each in processes of its own, {turns} times in turns (medians), once beyond {_LONG:g} s; "
-        f"AdamW; ~ is foreseen from the two longest that took at most {limits.seconds / 60:g} minutes and "
+        f"one text per step; LSH: {rounds(base)}, one bucket per window of {base.window}; ours attends to the last "
+        f"{base.window} keys of a bucket, in chunks and theirs to two chunks of {base.window}",
+        "measured": f"each in its own processes, {turns} times in turns (medians), once beyond {_LONG:g} s; "
+        f"AdamW; ~ is extrapolated from the two longest that took at most {limits.seconds / 60:g} minutes and "
         f"{limits.bytes / GIB:g} GiB",
         "full fused": "`zoo.gpt2` with reversible layers, and plain residual blocks; both by torch's fused kernel",
     }

@@ -33,7 +33,7 @@ def as_marian(network: Network, tokenizer: Tokenizer, *, positions: int = 1024) 
     model.set_attn_implementation("sdpa")
     found = dict(model.named_parameters())
     weights = marian_weights(network)
-    # The table of sinusoids is a parameter there, though it never learns.
+    # The table of sinusoids is a parameter there, though it is never trained.
     assert weights.keys() == {name for name in found if "embed_positions" not in name}
     with torch.no_grad():
         for name, tensor in weights.items():
@@ -45,9 +45,9 @@ def marian_weights(network: Network) -> dict[str, Tensor]:
     """Our parameters under Marian's names."""
     weights = {"model.shared.weight": network.embed.table.weight}
     for name, tensor in network.named_parameters():
-        place = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
-        if place is not None:
-            stack, layer, part, kind = place.groups()
+        match = re.fullmatch(r"(encoder|decoder)\.layers\.(\d+)\.(.+)\.(weight|bias)", name)
+        if match is not None:
+            stack, layer, part, kind = match.groups()
             theirs = PARTS[part]
             for their, piece in zip(theirs, tensor.chunk(len(theirs))):
                 weights[f"model.{stack}.layers.{layer}.{their}.{kind}"] = piece
@@ -91,7 +91,7 @@ def sizes(description: Model) -> tuple[int, int]:
 
 
 def _require_alike(network: Network, heads: int, inner: int) -> None:
-    """Refuse a network that is not the Transformer as the paper has it, with one vocabulary."""
+    """Refuse a network other than the Transformer of the paper, with one vocabulary."""
     ours = network.description
     if ours.encoder is not None and ours.decoder is not None and network.source_vocabulary is None:
         depths = len(ours.encoder.layers), len(ours.decoder.layers)
@@ -101,6 +101,6 @@ def _require_alike(network: Network, heads: int, inner: int) -> None:
         if ours == paper:
             return
     raise InputError(
-        "this model has no twin among the peer's (--model). Train one with name = transformer, its sizes and dropout "
-        "as you like, the rest as it stands, and a joint tokenizer."
+        "the peer has no equal of this model (--model). Train one with name = transformer, any sizes and dropout, the "
+        "defaults for all else, and a joint tokenizer."
     )

@@ -38,27 +38,27 @@ class Pair:
 
 
 def pairs(width: int, depth: int, dropout: float) -> tuple[Pair, ...]:
-    """What is compared. Joey NMT's encoder always reads both ways, so ours does too."""
+    """What is compared. Joey NMT's encoder is always bidirectional, so ours is too."""
     return (
         Pair(
             "luong",
             zoo.luong(width, depth, direction="bidirectional", dropout=dropout),
             settings_of("lstm", "luong", width, depth, dropout),
-            "LSTM, q·Wk, input feeding; our decoder begins with a bridge for each cell's two states, theirs with one "
-            "for all",
+            "LSTM, q·Wk, input feeding; our decoder projects the initial state of each cell separately, theirs with "
+            "one matrix for all",
         ),
         Pair(
             "bahdanau",
             zoo.bahdanau(width, depth, dropout=dropout),
             settings_of("gru", "bahdanau", width, depth, dropout),
-            "GRU, v·tanh(Wq + Uk); ours asks before its cell reads and says the larger of two maps, as the paper has "
-            "it; theirs asks after it, says tanh(W[h; c]) and feeds it to the next step; bridges as above",
+            "GRU, v·tanh(Wq + Uk); ours attends before the cell and has a maxout output layer, as in the paper; theirs "
+            "attends after the cell, outputs tanh(W[h; c]) and feeds it to the next step; initial states as above",
         ),
     )
 
 
 def settings_of(cell: str, attention: str, width: int, depth: int, dropout: float) -> dict[str, Any]:
-    """The [model] part of a Joey NMT configuration; its encoder has this width after both ways are joined."""
+    """The [model] part of a Joey NMT configuration; its encoder has this width over both directions."""
     stack = {
         "type": "recurrent",
         "rnn_type": cell,
@@ -80,7 +80,7 @@ def settings_of(cell: str, attention: str, width: int, depth: int, dropout: floa
 
 
 class Words:
-    """What Joey NMT's models ask of a vocabulary, with our numbers; its own has fixed ones for <pad> and the like."""
+    """A vocabulary for Joey NMT's models with our token ids; its own fixes those of <pad> and the like."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.count = tokenizer.vocabulary
@@ -133,14 +133,14 @@ def as_joey(settings: dict[str, Any], tokenizer: Tokenizer, smoothing: float) ->
 
 @dataclass(frozen=True)
 class Learning:
-    """The speeds, and a remark on each contestant: how large it is and how it learnt."""
+    """The speeds, and a remark on each contestant: its parameters and its loss."""
 
     result: Result
     remarks: dict[str, str]
 
 
 def measure(text: Bitext, pair: Pair, settings: Training, *, rounds: int, steps: int) -> Learning:
-    """Tokens a second, padding not counted, in blocks of `steps` optimizer steps on the same batches."""
+    """Tokens per second, padding not counted, in blocks of `steps` optimizer steps on the same batches."""
     trainer = learner(text, pair.ours, settings)
     peer = JoeyLoop(as_joey(pair.theirs, text.tokenizer, settings.label_smoothing), trainer)
     result, losses = in_turns({"regard": advancing(trainer), "Joey NMT": peer.advance}, rounds=rounds, steps=steps)
@@ -153,7 +153,7 @@ def measure(text: Bitext, pair: Pair, settings: Training, *, rounds: int, steps:
 
 
 def course(name: str, losses: Sequence[float], steps: int) -> tuple[float, float]:
-    """The mean loss of the first steps and of the last, which must be lower: what learns nothing may well be fast."""
+    """The mean loss of the first steps and of the last, which must be lower: a broken model may be fast."""
     first, last = mean(losses[:steps]), mean(losses[-steps:])
     if last >= first:
         raise RunFailed(f"the loss of {name} did not fall ({first:.3f} to {last:.3f}). Take more steps (--steps).")

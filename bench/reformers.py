@@ -1,6 +1,6 @@
-"""One measurement in a process of its own: a step of training at a length, or one layer of attention alone.
+"""One measurement in its own process: a training step at a length, or one layer of attention.
 
-`python -m bench.reformers '{"who": "regard", "length": 1024}'` prints what it took, as JSON.
+`python -m bench.reformers '{"who": "regard", "length": 1024}'` prints time and memory as JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Attend = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """Who does what at which length; sizes are the same for all."""
+    """The model, the kind of work and the length; sizes are the same for all models."""
 
     who: str
     length: int
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def buckets(self) -> int | tuple[int, int]:
-        """As many as there are windows in the length; two factors where they are many."""
+        """Length / window, as two factors if that is more than 128."""
         count = max(2, self.length // self.window)
         half = 2 ** ((count - 1).bit_length() // 2)
         return count + count % 2 if count <= 128 else (half, max(2, count // half // 2 * 2))
@@ -62,12 +62,12 @@ class Case:
 
     @property
     def axial_widths(self) -> tuple[int, int]:
-        """How much of the width is the row's and how much the column's."""
+        """The widths of the row vectors and the column vectors."""
         return self.width // 4, self.width - self.width // 4
 
 
 def ours(case: Case, form: Literal["RankWindow", "Chunks"] = "RankWindow") -> tuple[nn.Module, Loss]:
-    """`zoo.reformer`; a query sees the last keys of its own bucket, or chunks as published."""
+    """`zoo.reformer`; a query attends to the last keys of its own bucket, or in chunks as published."""
     from regard.layers.lsh import attention as lsh
     from regard.layers.positions import Axial
     from regard.models import zoo
@@ -81,11 +81,12 @@ def ours(case: Case, form: Literal["RankWindow", "Chunks"] = "RankWindow") -> tu
 
 
 def ours_full(case: Case) -> tuple[nn.Module, Loss]:
-    """`zoo.gpt2` with reversible layers: fused full attention, and all else as in ours."""
+    """`zoo.gpt2` with reversible layers: fused full attention, everything else as in `ours`."""
+    from regard.layers.positions import Sinusoid
     from regard.layers.reversible import Reversible
     from regard.models import zoo
 
-    position, join = zoo.Sinusoid(), Reversible()
+    position, join = Sinusoid(), Reversible()
     return _built(
         zoo.gpt2(
             case.width, case.depth, case.heads, dropout=0.0, activation="relu", position=position, join=join
@@ -121,7 +122,7 @@ class Block(nn.Module):
 
 
 def plain(case: Case) -> tuple[nn.Module, Loss]:
-    """Fused attention in residual blocks that keep everything for the way back."""
+    """Fused attention in residual blocks that keep all activations for the backward pass."""
     blocks = [Block(case.width, case.heads) for _ in range(case.depth)]
     model = nn.Sequential(nn.Embedding(BYTES, case.width), *blocks, nn.Linear(case.width, BYTES))
     return model, _entropy(model)
@@ -140,7 +141,7 @@ def reformer_pytorch(case: Case) -> tuple[nn.Module, Loss]:
 
 
 def transformers(case: Case) -> tuple[nn.Module, Loss]:
-    """The Reformer of transformers; feed-forward and words in slices."""
+    """The Reformer of transformers; feed-forward and logits in slices."""
     from transformers import ReformerModelWithLMHead
 
     model = ReformerModelWithLMHead(_config(case))
@@ -192,7 +193,7 @@ def reformer_pytorch_alone(case: Case) -> tuple[nn.Module, Attend]:
 
 
 def transformers_alone(case: Case) -> tuple[nn.Module, Attend]:
-    """One layer of transformers' LSH attention, with what it projects its answer by."""
+    """One layer of transformers' LSH attention, with its output projection."""
     from transformers.models.reformer.modeling_reformer import LSHSelfAttention
 
     layer, out = LSHSelfAttention(_config(case)), nn.Linear(case.width, case.width, bias=False)
@@ -224,16 +225,16 @@ LAYERS: Mapping[str, Callable[[Case], tuple[nn.Module, Attend]]] = {
 
 
 def work(case: Case) -> Callable[[], None]:
-    """What is timed: a step of training, or a layer forwards and backwards."""
+    """What is timed: a training step, or the forward and backward pass of a layer."""
     if case.work == "attention":
         layer, attend = LAYERS[case.who](case)
         layer.train()
-        x, slope = torch.randn(2, 1, case.length, case.width)
+        x, gradient = torch.randn(2, 1, case.length, case.width)
 
-        def back_and_forth() -> None:
-            attend(x.requires_grad_()).backward(slope)
+        def forward_backward() -> None:
+            attend(x.requires_grad_()).backward(gradient)
 
-        return back_and_forth
+        return forward_backward
     model, loss = MODELS[case.who](case)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
@@ -249,19 +250,19 @@ def work(case: Case) -> Callable[[], None]:
 
 
 def memory(what: Literal["VmHWM", "VmRSS"]) -> int:
-    """Bytes this process has held at most (VmHWM) or holds (VmRSS); unlike getrusage, nothing of who started it."""
+    """Peak (VmHWM) or current (VmRSS) bytes of this process; unlike getrusage, without those of its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def hold(limit: int) -> None:
-    """Ask for no more memory than this and what libraries map; and be the first that the system ends for lack of it."""
+    """Limit memory to this and what libraries map; the system kills this process first if memory runs out."""
     resource.setrlimit(resource.RLIMIT_AS, (limit + _MAPPED, limit + _MAPPED))
     Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def main(words: list[str]) -> int:
-    """Do the work so many times, or for twenty seconds; the first time does not count when there is another."""
+    """Repeat the work `steps` times or for twenty seconds; the first time does not count if there is another."""
     case = Case(**json.loads(words[0]))
     if len(words) > 1:
         hold(int(words[1]))

@@ -1,4 +1,4 @@
-"""RESULTS.md: a section for every row of every text, each with what is needed to run it again."""
+"""RESULTS.md: one section per row and text, each with what is needed to repeat it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from regard.version import __version__
 RESULTS = Path(__file__).with_name("RESULTS.md")
 HEADING = """# Results
 
-Us and a peer in one process, in turns, on the same text; ratios are of two speeds of the same round, so that a busy
+regard and a peer in one process, in turns, on the same text. A ratio compares two speeds of the same round, so a busy
 machine slows both. `python -m bench ROW --write` replaces its section.
 """
 
 
 def section(title: str, table: str, facts: Mapping[str, str]) -> str:
-    """A row's part of the file."""
+    """The section of a row."""
     return "\n".join([f"## {title}", "", table, "", *(f"* {name}: {fact}" for name, fact in facts.items())]) + "\n"
 
 
@@ -37,7 +37,7 @@ def replace_section(text: str, new: str) -> str:
 
 
 def surroundings(threads: int, seed: int, peers: Sequence[str]) -> dict[str, str]:
-    """Where, when and with what it was measured."""
+    """Seed, versions, machine and date."""
     return {
         "seed": str(seed),
         "versions": f"python {platform.python_version()}, torch {torch.__version__}, "
@@ -48,7 +48,7 @@ def surroundings(threads: int, seed: int, peers: Sequence[str]) -> dict[str, str
 
 
 def processor() -> str:
-    """The processor's model, as the system calls it."""
+    """The name of the processor."""
     listing = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.+)$", listing.read_text(), re.MULTILINE) if listing.exists() else None
     return found[1] if found else platform.processor() or platform.machine()

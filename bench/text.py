@@ -1,4 +1,4 @@
-"""The text of a contest: Multi30k from a folder, or the dates that ship with the package."""
+"""The text of a benchmark: Multi30k from a folder, or the dates that ship with the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from regard.data.tokenize.train import BPE, TokenizerKind, train_tokenizers
 
 @dataclass(frozen=True)
 class Bitext:
-    """Pairs to learn, pairs to be judged by, and the one tokenizer of both languages."""
+    """Training pairs, test pairs, and the joint tokenizer of both languages."""
 
     name: str
     train: Corpus

@@ -56,7 +56,7 @@ class PlainLoop:
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean over a batch's targets."""
-        # Padding stands on the right, so a causal decoder needs no mask of it.
+        # Padding is on the right, so a causal decoder needs no mask of it.
         logits = self.model(
             input_ids=batch.inputs["source_ids"],
             attention_mask=batch.inputs.get("source_padding"),
@@ -79,7 +79,7 @@ def learner(text: Bitext, description: Model, settings: Training) -> Trainer:
 
 
 def measure(text: Bitext, description: Model, settings: Training, *, rounds: int, steps: int) -> Result:
-    """Tokens a second, padding not counted, in blocks of `steps` optimizer steps on the same batches."""
+    """Tokens per second, padding not counted, in blocks of `steps` optimizer steps on the same batches."""
     from bench.marian import as_marian
 
     trainer = learner(text, description, settings)
@@ -98,7 +98,7 @@ def advancing(trainer: Trainer) -> Advance:
 
 
 def in_turns(contestants: Mapping[str, Advance], *, rounds: int, steps: int) -> tuple[Result, dict[str, list[float]]]:
-    """Blocks of `steps` steps in turns; -> tokens a second, and the loss of every step, those of warming up first."""
+    """Blocks of `steps` steps in turns; -> tokens per second, and the loss of every step, warm-up first."""
     read: dict[str, list[int]] = {name: [] for name in contestants}
     losses: dict[str, list[float]] = {name: [] for name in contestants}
 

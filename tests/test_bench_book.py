@@ -19,7 +19,8 @@ TEXT = "It was on a hot evening early in July. " * 9
 
 @pytest.fixture(scope="module")
 def model():
-    return small(zoo.reformer(16, 2, 2, pattern=RankWindow(4), buckets=4, position=Axial((40, 10))), [Byte().train([TEXT])])
+    reformer = zoo.reformer(16, 2, 2, pattern=RankWindow(4), buckets=4, position=Axial((40, 10)))
+    return small(reformer, [Byte().train([TEXT])])
 
 
 def test_bits_are_those_of_the_text_at_once(model, monkeypatch):

@@ -64,9 +64,9 @@ def test_each_learns_for_its_time_and_is_judged(tmp_path: Path):
     folder = tmp_path / "runs"
     folder.mkdir()
     for name, tables in TASK.contestants().items():  # planned before, as when a run goes on: 3 seconds hold 30 steps
-        place = critic.place(folder, name)
-        place.with_suffix(".json").write_text(json.dumps({"seconds": 0.1, "memory": 9, "parameters": 7}))
-        place.with_suffix(".toml").write_text(TASK.recipe(tables, folder))
+        run = critic.run_folder(folder, name)
+        run.with_suffix(".json").write_text(json.dumps({"seconds": 0.1, "memory": 9, "parameters": 7}))
+        run.with_suffix(".toml").write_text(TASK.recipe(tables, folder))
     said: list[str] = []
     found = critic.measure(TASK, str(tmp_path / "book.txt"), folder, 2, said.append)
     assert all(outcome.steps == 30 and 1 < outcome.bits < 8 for outcome in found.values())

@@ -1,4 +1,4 @@
-"""Long texts are measured fairly: the same work for all, each alone, and nothing foreseen passes for measured."""
+"""Long texts are measured fairly: the same work for all, each isolated, and no estimate passes for a measurement."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Foretold(Kept):
         return None if cost.seconds > self.limit else cost
 
 
-def test_all_work_in_turns_and_what_is_too_long_is_foreseen():
+def test_all_work_in_turns_and_what_is_too_long_is_estimated():
     cases = [replace(SMALL, who=who, length=length) for length in (64, 128, 256, 512) for who in (PLAIN, LSH)]
     kept = Foretold(limit=50)
     costs = sweep(cases, 3, Limits(seconds=60), kept)
@@ -96,7 +96,7 @@ def test_all_work_in_turns_and_what_is_too_long_is_foreseen():
     assert [turn for turn, length, who in kept.asked if who == PLAIN and length == 512] == [0]
     assert costs[LSH, 512] == Cost(8.8, 3.0 * 512 + 100, 100)
     found = costs[PLAIN, 512]
-    assert found.foreseen
+    assert found.estimated
     assert found.seconds == pytest.approx(1.1 * 64)  # of the medians at 128 and at 256
     assert found.peak == pytest.approx(3.0 * 512 + 100)
     assert "| 512 | ~70 | 8.80 |" in by_length(costs, [PLAIN, LSH], long.seconds)
@@ -109,10 +109,10 @@ def test_what_is_hopeless_is_not_tried():
     kept = Foretold(limit=math.inf)
     costs = sweep(cases, 1, Limits(seconds=10), kept)
     assert [length for _, length, _ in kept.asked] == [64, 128]
-    assert costs[PLAIN, 4096].foreseen
+    assert costs[PLAIN, 4096].estimated
 
 
-def test_one_length_foresees_nothing():
+def test_one_length_gives_no_estimate():
     assert extended({64: Cost(1, 2, 1)}, 128) is None
 
 
@@ -120,7 +120,7 @@ def test_what_was_measured_is_kept(tmp_path: Path):
     path, limits = tmp_path / "kept", Limits(seconds=0.2)
     assert Kept(path).get(SMALL, 0, limits) is None
     line = json.loads(path.read_text())
-    path.write_text(json.dumps({**line, "cost": {"seconds": 7.0, "peak": 2, "before": 1, "foreseen": False}}) + "\n")
+    path.write_text(json.dumps({**line, "cost": {"seconds": 7.0, "peak": 2, "before": 1, "estimated": False}}) + "\n")
     again = Kept(path)
     assert again.get(SMALL, 0, limits) == Cost(7.0, 2, 1)
     assert again.get(SMALL, 1, limits) is None
@@ -130,7 +130,7 @@ def test_what_was_measured_is_kept(tmp_path: Path):
 def test_tables_and_a_picture(tmp_path: Path):
     steps: Costs = {
         (LSH, 64): Cost(1.234, GIB, 0), (LSH, 128): Cost(25.0, 12 * GIB, 0), (PLAIN, 64): Cost(0.5, GIB / 2, 0),
-        (PLAIN, 128): Cost(2.0, GIB, 0, foreseen=True),
+        (PLAIN, 128): Cost(2.0, GIB, 0, estimated=True),
     }  # fmt: skip
     tables = Found(steps, {(LSH, 3): Cost(1.0, GIB, GIB / 2)}, {}).tables([LSH, PLAIN])
     assert "| tokens | regard, LSH | torch, full fused |" in tables
@@ -148,7 +148,7 @@ def test_a_row_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert command_line.main(words) == 0
     assert "| 64 | " in capsys.readouterr().out
     assert command_line.main([*words, "--who", "nobody"]) == InputError.exit_code
-    assert "nobody is called 'nobody' (--who)" in capsys.readouterr().err
+    assert "no model is called 'nobody' (--who)" in capsys.readouterr().err
 
 
 def test_a_missing_peer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
@@ -158,7 +158,7 @@ def test_a_missing_peer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert (Path(command_line.__file__).parent / "reformer.txt").is_file()
 
 
-def test_a_word_is_said_twice_and_asked_the_second_time():
+def test_a_text_repeats_its_half_and_only_the_second_is_a_target():
     ids, targets = TASK.draw(3, 2)
     whole = torch.cat([ids, targets[:, -1:]], dim=1)
     assert torch.equal(whole[:, :8], whole[:, 8:])
@@ -204,12 +204,12 @@ def test_the_table_has_the_papers_shape(capsys: pytest.CaptureFixture[str]):
     words += ["--buckets", "2", "--steps", "2", "--learning", "0,1", "--asking", "0,2", "--threads", "1"]
     assert command_line.main(words) == 0
     said = capsys.readouterr().out
-    assert "| learnt with | full attention | LSH, 2 rounds |" in said
+    assert "| trained with | full attention | LSH, 2 rounds |" in said
     assert "| LSH, 1 round | " in said
 
 
 @pytest.mark.slow
 def test_duplication_is_learnt():
-    task = replace(TASK, symbols=7, width=32, steps=300, batch=32, rate=5e-3)
+    task = replace(TASK, symbols=7, width=32, steps=300, batch=32, learning_rate=5e-3)
     learnt = duplication.learn(task, duplication.FULL)
-    assert duplication.right(task, learnt, duplication.FULL) > 0.95
+    assert duplication.accuracy(task, learnt, duplication.FULL) > 0.95

@@ -313,8 +313,8 @@ def pattern(row: messages.Row) -> str:
 
 # These need limits inside a run, and are provoked where those are set.
 ELSEWHERE = {
-    "CUT": test_memory.test_a_step_that_does_not_fit_is_cut_and_the_run_goes_on,
-    "LITTLE_MEMORY": test_memory.test_a_batch_that_hardly_fits_is_said,
+    "CUT": test_memory.test_a_step_that_does_not_fit_is_split_and_the_run_continues,
+    "LITTLE_MEMORY": test_memory.test_a_batch_that_hardly_fits_gives_a_warning,
     "OUT_OF_MEMORY": test_memory.test_a_run_ends_with_one_line_when_not_even_a_sample_fits,
     "OUT_OF_MEMORY_TOGETHER": test_memory.test_a_process_without_memory_does_not_hang_the_others,
 }

@@ -47,7 +47,7 @@ def test_the_notebook_runs(tmp_path: Path):
         assert page.startswith("<iframe srcdoc=")
         inside = unescape(re.search('srcdoc="(.*?)"', page, re.DOTALL).group(1))
         payloads.append(json.loads(re.search(r'id="regard">(.*?)</script>', inside, re.DOTALL).group(1)))
-    assert [len(payload["looks"]) for payload in payloads] == [1, 2, 3]
+    assert [len(payload["traces"]) for payload in payloads] == [1, 2, 3]
     assert [payload["slider"] for payload in payloads] == [False, False, True]
     [shapes] = [data["text/plain"] for source, data in results.items() if "cross_attentions" in source]
     layers = eval(shapes)

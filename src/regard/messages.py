@@ -99,7 +99,7 @@ GIANT_LINE = Fault(
 )
 UNEQUAL_LINES = Fault(
     "The files of a pair differ in length",
-    "{source} has {sources:,} lines, {target} {targets:,}: they must match.{place}",
+    "{source} has {sources:,} lines, {target} {targets:,}: they must match.{hint}",
     "Line i of one is the translation of line i of the other; find the line that is missing or split.",
 )
 COLUMNS = Fault(

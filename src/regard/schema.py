@@ -57,7 +57,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def classes_of(value: Any) -> Iterable[type]:
+def classes_of(value: Any) -> tuple[type, ...]:
     """The classes of all descriptions in a tree, each once."""
     found: dict[type, None] = {}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -86,7 +86,7 @@ def test_a_model_that_does_not_attend_refuses_in_one_line(option: str, tmp_path:
     code, out, err = fed(b"abc\n", "translate", folder, option)
     assert (code, out, err.count(b"\n")) == (2, b"", 1)
     assert b"has no cross-attention" in err
-    with pytest.raises(InputError, match="does not attend"):
+    with pytest.raises(InputError, match="no cross-attention"):
         package.load(folder).align(["a"], ["b"])
 
 
@@ -123,7 +123,8 @@ def test_heads_can_be_chosen_and_kept(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("heads", "said"), [("much", "alignment_heads"), ([[0]], "alignment_heads"), ([[0, 7]], "no head 7 in layer 0")]
+    ("heads", "said"),
+    [("much", "alignment_heads"), ([[0]], "alignment_heads"), ([[0, 7]], "no cross-attention head 7 in layer 0")],
 )
 def test_heads_that_cannot_be_are_a_damaged_file(heads: object, said: str, tmp_path: Path):
     folder = written(tmp_path, zoo.transformer(8, 1, 2))

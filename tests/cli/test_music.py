@@ -61,7 +61,7 @@ def test_a_piece_is_written_as_midi_and_as_text_and_both_say_the_same(model: Pat
     assert code == 0
     for name in ("piece.mid", "piece.txt"):
         code, said, err = regard(*wanted, "--out", tmp_path / name)
-        assert (code, said, err) == (0, f"{tmp_path / name} is written.\n", "")
+        assert (code, said, err) == (0, f"Wrote {tmp_path / name}.\n", "")
     assert (tmp_path / "piece.txt").read_text() == text
     tracks = mido.MidiFile(tmp_path / "piece.mid").tracks
     played = [[message.note for message in track if message.type == "note_on"] for track in tracks]

@@ -143,7 +143,7 @@ def test_pairs_are_two_columns(runs: Path, fed: Fed):
     _, out, _ = fed("the cat\tthe dog\n", "classify", runs / "labels", "--pairs", "--json")
     assert json.loads(out)["probabilities"] == pytest.approx(model.classify([("the cat", "the dog")])[0].probabilities)
     code, _, err = fed("the cat\tthe dog\nthe cat\n", "classify", runs / "labels", "--pairs")
-    assert (code, "line 2 is one text, this takes two" in err) == (2, True)
+    assert (code, "line 2 holds one text, two are needed" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("name", "given"), [("gpt2", LINES), ("bert", LINES), ("translator", "the cat\ta dog\n")])
@@ -173,7 +173,7 @@ def test_a_classifier_is_evaluated(runs: Path, fed: Fed, tmp_path: Path):
     code, out, _ = fed("", "evaluate", runs / "labels", *files)
     assert b"accuracy" in out
     code, _, err = fed("", "evaluate", runs / "labels", *files, "--plot", tmp_path / "x.png")
-    assert (code, "no translations to draw" in err) == (2, True)
+    assert (code, "only translations can be plotted" in err) == (2, True)
     (tmp_path / "s").write_text("".join(f"{text}\tthe cat\n" for text in TEXTS))
     said = model.classify([(text, "the cat") for text in TEXTS])
     (tmp_path / "r").write_text("".join(f"{one.label}\n" for one in said))

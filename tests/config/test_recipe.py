@@ -170,6 +170,6 @@ def test_a_valid_setting_is_not_blamed(table: dict[str, object], message: str):
 
 def test_only_functions_of_the_zoo_are_models():
     assert set(zoo_functions()) == {
-        "seq2seq", "bahdanau", "luong", "transformer", "gpt2", "bert", "t5", "elmo", "reformer", "lstm_lm",
+        "seq2seq", "bahdanau", "luong", "convs2s", "transformer", "gpt2", "bert", "t5", "elmo", "reformer", "lstm_lm",
         "sha_rnn",
     }  # fmt: skip

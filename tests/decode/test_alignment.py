@@ -95,7 +95,7 @@ def test_a_pair_has_the_same_weights_isolated_and_in_a_batch(name: str):
         torch.testing.assert_close(found, isolated, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["transformer", "reversible", "bahdanau", "luong"])
+@pytest.mark.parametrize("name", ["transformer", "reversible", "bahdanau", "luong", "convs2s"])
 def test_a_row_belongs_to_the_query_that_predicts_its_token(name: str):
     torch.manual_seed(1)
     network = TRANSLATORS[name].build(LETTERS.vocabulary).eval()

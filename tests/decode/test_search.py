@@ -20,7 +20,7 @@ from regard.layers.positions import Learned
 from regard.layers.record import Record
 from regard.models.model import Model, Network, Stack
 from regard.models.readouts import Vocabulary
-from tests.laws.zoo import BEGIN, END, SPEAKERS, VOCABULARY, build
+from tests.laws.zoo import BEGIN, END, GENERATORS, VOCABULARY, build
 
 SOURCE_LENGTHS = [9, 2, 6, 7]
 
@@ -76,7 +76,7 @@ def defined_beam(network, source, prompt, options: Options, limit: int) -> list[
     return sorted(finished, key=lambda pair: -pair[1])[: options.n_best]
 
 
-@pytest.mark.parametrize("name", SPEAKERS)
+@pytest.mark.parametrize("name", GENERATORS)
 @pytest.mark.parametrize("penalty", [0.6, 0.0, 2.0, -1.0])
 def test_beam_search_agrees_with_its_definition(name: str, penalty: float):
     network = often_ending(name)
@@ -124,7 +124,7 @@ def test_when_every_token_is_suppressed_the_hypothesis_is_empty():
     assert isinstance(generate("gpt2", options, limit=100).tokens, tuple)
 
 
-@pytest.mark.parametrize("name", SPEAKERS)
+@pytest.mark.parametrize("name", GENERATORS)
 def test_greedy_search_takes_the_best_token_at_each_step(name: str):
     network, prompts, limits = often_ending(name), [[BEGIN], [BEGIN, 5], [BEGIN, 6, 7], [BEGIN]], [12, 9, 12, 70]
     found = search(network, prompts, Options(), eos=END, limits=limits, source=source_of(network, [0, 1, 2, 3]))
@@ -142,7 +142,9 @@ def test_greedy_search_takes_the_best_token_at_each_step(name: str):
         assert found[row][0].log_probability == pytest.approx(total, abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ["transformer", "bahdanau", "luong, dot, local-m", "gpt2", "gpt2, relative bias"])
+@pytest.mark.parametrize(
+    "name", ["transformer", "bahdanau", "convs2s", "luong, dot, local-m", "gpt2", "gpt2, relative bias"]
+)
 @pytest.mark.parametrize("options", [Options(), Options(beam=4, n_best=4), Options(temperature=1.0, top_p=0.9)])
 def test_a_batch_of_64_gives_the_hypotheses_of_each_isolated_sentence(name: str, options: Options):
     network = often_ending(name)

@@ -115,16 +115,16 @@ def test_a_model_without_a_decoder_skips_what_needs_one():
 
 def blind(patch: Patch, **ignored: None) -> None:
     """Self-attention that does not mind something of its context."""
-    visible = attention.SelfAttentionLayer.visible
+    visible = attention.SelfAttentionLayer.mask
     patch.setattr(
         attention.SelfAttentionLayer,
-        "visible",
+        "mask",
         lambda self, queries, keys, context, *rest: visible(self, queries, keys, replace(context, **ignored), *rest),
     )
 
 
 def the_future_is_seen(patch: Patch) -> None:
-    patch.setattr(attention.SelfAttentionLayer, "visible", lambda *arguments: (None, False))
+    patch.setattr(attention.SelfAttentionLayer, "mask", lambda *arguments: (None, False))
 
 
 def padding_of_the_source_is_seen(patch: Patch) -> None:
@@ -150,8 +150,10 @@ def padding_on_the_left_stays_there(patch: Patch) -> None:
 
 
 def memory_forgets_its_first_slot(patch: Patch) -> None:
-    write = attention.write
-    patch.setattr(attention, "write", lambda *given, dim: write(*given, dim=dim).index_fill(dim, torch.tensor([0]), 0))
+    write = attention.write_memory
+    patch.setattr(
+        attention, "write_memory", lambda *given, dim: write(*given, dim=dim).index_fill(dim, torch.tensor([0]), 0)
+    )
 
 
 def all_rows_stand_where_the_first_does(patch: Patch) -> None:
@@ -198,29 +200,31 @@ def looking_takes_another_way(patch: Patch) -> None:
 
 
 def weights_are_shown_too_small(patch: Patch) -> None:
-    soft = attention.soft
-    patch.setattr(attention, "soft", lambda energy, mask: 0.99 * soft(energy, mask))
+    soft = attention.masked_softmax
+    patch.setattr(attention, "masked_softmax", lambda energy, mask: 0.99 * soft(energy, mask))
 
 
 def weights_are_shown_too_sharp(patch: Patch) -> None:
-    soft = attention.soft
-    patch.setattr(attention, "soft", lambda energy, mask: soft(2 * energy, mask))
+    soft = attention.masked_softmax
+    patch.setattr(attention, "masked_softmax", lambda energy, mask: soft(2 * energy, mask))
 
 
 def a_gradient_is_detached(patch: Patch) -> None:
-    forward = VocabularyReadout.ready
-    patch.setattr(VocabularyReadout, "ready", lambda self, states: 0.5 * forward(self, states.detach() + states))
+    forward = VocabularyReadout.prepare
+    patch.setattr(VocabularyReadout, "prepare", lambda self, states: 0.5 * forward(self, states.detach() + states))
 
 
 def the_loss_has_other_gradients(patch: Patch) -> None:
     backward = readouts.ChunkedCrossEntropy.backward
     patch.setattr(
-        readouts.ChunkedCrossEntropy, "backward", staticmethod(lambda ctx, *given: backward(ctx, *(1.1 * g for g in given)))
+        readouts.ChunkedCrossEntropy,
+        "backward",
+        staticmethod(lambda ctx, *given: backward(ctx, *(1.1 * g for g in given))),
     )
 
 
 def weights_are_shown_where_nothing_is_seen(patch: Patch) -> None:
-    patch.setattr(attention, "soft", lambda energy, mask: energy.softmax(-1))
+    patch.setattr(attention, "masked_softmax", lambda energy, mask: energy.softmax(-1))
 
 
 def only_the_last_step_is_recorded(patch: Patch) -> None:

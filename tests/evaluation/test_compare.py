@@ -345,7 +345,7 @@ def test_the_page_shows_charts_samples_and_who_has_no_attention(tmp_path: Path):
     write_comparison(tmp_path / "page.html", found, looks)
     text = (tmp_path / "page.html").read_text()
     assert re.findall(r'<polyline class="(\w+)"', text) == ["m2", "m1", "m0"]
-    assert text.count("no attention: the decoder sees only the encoder") == 2
+    assert text.count("no attention: the decoder reads only the encoder") == 2
     attention = text.split("<h2>Attention")[1].split("<h2>")[0]
     assert attention.count('<svg role="img"') == 4
     samples = text.split("<h2>Where they differ")[1].split("<h2>")[0]

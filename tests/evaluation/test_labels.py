@@ -102,13 +102,13 @@ def test_a_line_without_an_answer_is_left_out():
     model = small(replace(BERT, readout=Label(NAMES)))
     done: list[int] = []
     found = evaluate(model, Corpus(TEXTS, ["bad", "", "good", " "], ("f", "g")), progress=done.append)
-    assert (found.lines, found.dropped, sum(done)) == (2, {"no answer": 2}, 4)
-    with pytest.raises(InputError, match="g holds no answer"):
+    assert (found.lines, found.dropped, sum(done)) == (2, {"no label": 2}, 4)
+    with pytest.raises(InputError, match="g holds no label"):
         evaluate(model, Corpus(TEXTS, [""] * 4, ("f", "g")))
 
 
 def test_answers_that_cannot_be_are_named_by_their_line():
-    with pytest.raises(InputError, match=r'f:3: this model knows no "god" \(--reference\). Did you mean "good"'):
+    with pytest.raises(InputError, match=r'f:3: this model has no label "god" \(--reference\). Did you mean "good"'):
         evaluate(small(replace(BERT, readout=Label(NAMES))), Corpus(TEXTS, ["bad", "bad", "god", "x"], ("f", "g")))
     with pytest.raises(InputError, match='f:2: "many" is no number'):
         evaluate(small(replace(BERT, readout=Number())), Corpus(TEXTS, ["1", "many", "3", "4"], ("f", "g")))
@@ -116,11 +116,11 @@ def test_answers_that_cannot_be_are_named_by_their_line():
 
 def test_text_and_model_must_fit():
     plain, pairs = Corpus(TEXTS, None, ("f",)), Corpus(TEXTS, TEXTS, ("f", "g"))
-    with pytest.raises(InputError, match=r"classifies, f has one side. Give --source and --reference"):
+    with pytest.raises(InputError, match=r"classifies, f is plain text. Give --source and --reference"):
         evaluate(small(replace(BERT, readout=Label(NAMES))), plain)
     with pytest.raises(InputError, match="Give --text"):
         evaluate(small(BERT), pairs)
-    with pytest.raises(InputError, match=r"makes vectors.*regard embed"):
+    with pytest.raises(InputError, match=r"outputs vectors.*regard embed"):
         evaluate(small(replace(BERT, readout=Vector())), pairs)
 
 

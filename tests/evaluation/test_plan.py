@@ -1,4 +1,4 @@
-"""What a training would take is foreseen, and nothing is left behind."""
+"""The estimate before training: parameters, memory, speed and time; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from regard.config.recipe import read_recipe
 from regard.config.run import train
 from regard.config.setup import read_setup
 from regard.data.batching import BatchSampler
-from regard.evaluation.plan import amount, parameters, parts_that_fit, remedies
+from regard.evaluation.plan import amount, micro_batches_that_fit, parameters, remedies
 from regard.models import zoo
 from regard.training.probe import Memory, first_epoch
 from tests.training.runs import regard, write_recipe
@@ -36,7 +36,7 @@ def test_the_parameters_of_each_part_add_up_to_all():
         assert [name for name, count in found.items() if not count] == empty
 
 
-def test_an_epoch_is_counted_exactly_or_reckoned_from_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_epoch_is_counted_exactly_or_extrapolated_from_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     samples = read_setup(read_recipe(write_recipe(tmp_path, 2000))).samples
     order = BatchSampler(samples.lengths, 40, 1)
     steps = order.epoch(0)
@@ -51,7 +51,7 @@ def test_an_epoch_is_counted_exactly_or_reckoned_from_a_part(tmp_path: Path, mon
     assert (part.steps, part.tokens) == pytest.approx((exact.steps, exact.tokens), rel=0.05)
 
 
-def test_a_plan_foresees_what_the_run_then_does_and_leaves_nothing(tmp_path: Path):
+def test_a_plan_estimates_what_the_run_then_does_and_leaves_nothing(tmp_path: Path):
     recipe = write_recipe(tmp_path)
     before = sorted(os.listdir(tmp_path))
     code, out, err = regard("plan", recipe, "--json", "--threads", "1")
@@ -59,10 +59,10 @@ def test_a_plan_foresees_what_the_run_then_does_and_leaves_nothing(tmp_path: Pat
     found = json.loads(out)
     model = train(recipe, tmp_path / "run", settings=["train.steps=2"])
     checkpoint = next((tmp_path / "run" / "checkpoints").glob("step-*"))
-    sizes = {name: (checkpoint / f"{name}.safetensors").stat().st_size for name in ("model", "optimizer", "averages")}
+    sizes = {name: (checkpoint / f"{name}.safetensors").stat().st_size for name in ("model", "optimizer", "ema")}
     assert sum(found["parameters"].values()) == sum(weight.numel() for weight in model.network.parameters())
     memory = found["memory"]
-    for name, kept in (("weights", "model"), ("optimizer", "optimizer"), ("averages", "averages")):
+    for name, kept in (("weights", "model"), ("optimizer", "optimizer"), ("ema", "ema")):
         assert 0 < sizes[kept] - memory[name] < 20_000  # the header
     assert memory["gradients"] == memory["weights"]
     assert found["fits"]
@@ -73,7 +73,7 @@ def test_a_plan_foresees_what_the_run_then_does_and_leaves_nothing(tmp_path: Pat
     assert found["validations"] == 4
 
 
-def test_a_plan_is_said_in_words(tmp_path: Path):
+def test_a_plan_is_printed_as_text(tmp_path: Path):
     code, out, _ = regard("plan", write_recipe(tmp_path), "--set", "train.batch_tokens=fit", driver=hurried)
     lines = out.splitlines()
     assert code == 0
@@ -99,21 +99,21 @@ def short_of_memory() -> None:
     probe.available = lambda device: 60 * MB
 
 
-def test_what_does_not_fit_is_said_with_what_makes_it_fit(tmp_path: Path):
+def test_what_does_not_fit_is_reported_with_what_makes_it_fit(tmp_path: Path):
     large = [f"--set={setting}" for setting in ("model.inner=4000", "train.batch_tokens=4000", "train.accumulate=1")]
     asked = ["plan", write_recipe(tmp_path, 1000), *large]
     code, out, _ = regard(*asked, driver=short_of_memory)
     assert (code, "\nIt does not fit: the largest step needs " in out) == (0, True)
-    found = foreseen(*asked)
+    found = estimated(*asked)
     assert not found["fits"]
     assert named(found["remedies"]) == ["train.accumulate", "train.gradient_checkpointing", "train.batch_tokens"]
     for remedy in (found["remedies"][0], found["remedies"][2]):
         change = remedy.partition(":")[0].replace(" ", "")
-        assert foreseen(*asked, f"--set={change}")["fits"], change
+        assert estimated(*asked, f"--set={change}")["fits"], change
 
 
-def foreseen(*asked: str | Path) -> dict[str, Any]:
-    """What a plan says in a process of its own, where nothing else has touched memory."""
+def estimated(*asked: str | Path) -> dict[str, Any]:
+    """The estimate of a process of its own, where nothing else has touched memory."""
     code, out, err = regard(*asked, "--json", driver=short_of_memory)
     assert (code, err) == (0, "")
     return json.loads(out)
@@ -128,14 +128,14 @@ def test_what_to_change_depends_on_what_is_too_large(tmp_path: Path):
     assert named(remedies(material, sample, None)) == expected
     recomputing = read_setup(read_recipe(tmp_path / "reverse.toml", ["train.gradient_checkpointing=true"]))
     assert named(remedies(recomputing, sample, None)) == expected[1:]
-    assert [parts_that_fit(sample, 2, samples) for samples in (100, 4)] == [8, None]
+    assert [micro_batches_that_fit(sample, 2, samples) for samples in (100, 4)] == [8, None]
 
 
 def named(remedies: Sequence[str]) -> list[str]:
     return [remedy.split()[0].rstrip(":") for remedy in remedies]
 
 
-def test_samples_that_no_step_has_room_for_are_said(tmp_path: Path):
+def test_samples_longer_than_a_step_are_reported(tmp_path: Path):
     asked = ["plan", write_recipe(tmp_path), "--set=train.batch_tokens=15"]
     material = read_setup(read_recipe(asked[1]))
     sizes = material.samples.lengths.sum(1)
@@ -143,13 +143,13 @@ def test_samples_that_no_step_has_room_for_are_said(tmp_path: Path):
     assert count > 1
     code, out, _ = regard(*asked, driver=hurried)
     assert code == 0
-    assert f"\nIt fits.\nSteps are too short for {count} samples" in out
-    assert f"the longest has {longest} tokens, all sides (train.batch_tokens)." in out
+    assert f"\nIt fits.\n{count} samples are longer than train.batch_tokens" in out
+    assert f"the longest has {longest} tokens, source and target." in out
     code, out, _ = regard(*asked, "--json", driver=hurried)
-    assert [json.loads(out)[name] for name in ("fits", "alone", "longest")] == [True, count, longest]
+    assert [json.loads(out)[name] for name in ("fits", "oversized", "longest")] == [True, count, longest]
 
 
-def test_amounts_are_said_as_people_say_them():
+def test_amounts_have_units():
     assert [amount(count) for count in (12, 1234, 56_789_000, 9_120_000_000)] == [
         "12 bytes", "1.23 kB", "56.8 MB", "9.12 GB",
     ]  # fmt: skip

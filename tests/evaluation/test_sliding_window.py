@@ -86,9 +86,9 @@ def test_a_smaller_stride_shows_more_and_costs_no_token():
 
 def test_what_cannot_be_a_window_is_refused():
     model = reader(Learned(8))
-    with pytest.raises(InputError, match=r"window of 9 tokens cannot be \(--window\). This model reads 1 to 8"):
+    with pytest.raises(InputError, match=r"window of 9 tokens is not possible \(--window\). This model reads 1 to 8"):
         evaluate(model, CORPUS, window=9)
-    with pytest.raises(InputError, match=r"stride of 9 tokens cannot be \(--stride\). Use 1 to 8"):
+    with pytest.raises(InputError, match=r"stride of 9 tokens is not possible \(--stride\). Use 1 to 8"):
         evaluate(model, CORPUS, stride=9)
     with pytest.raises(InputError, match="Leave out --window and --stride"):
         evaluate(small(zoo.transformer(16, 1, 2)), Corpus(["a"], ["b"], ("pairs",)), stride=2)

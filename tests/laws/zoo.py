@@ -32,25 +32,25 @@ SMALL = {"width": WIDTH, "depth": 2, "heads": 3, "inner": 40, "dropout": 0.1}
 
 
 def windowed() -> Model:
-    """A language model that sees only the last few tokens."""
+    """A language model with a sliding window."""
     layer = (SelfAttention(2, pattern=Window(5), position=Rotary()), FeedForward(32, "silu", gated=True))
     return Model(WIDTH, Embed(), decoder=Stack(2 * (layer,), PreNorm(RMSNorm())))
 
 
-def transformer_seeing(pattern: SourcePattern) -> Model:
-    """A Transformer that looks at a part of the source."""
+def transformer_with(pattern: SourcePattern) -> Model:
+    """A Transformer whose cross-attention has this pattern."""
     model = zoo.transformer(**SMALL)
     layers = tuple((self, replace(cross, pattern=pattern), feed) for self, cross, feed in model.decoder.layers)
     return replace(model, decoder=replace(model.decoder, layers=layers))
 
 
 def gated_convolutions() -> Model:
-    """A language model of gated convolutions alone (Dauphin 2016)."""
+    """A language model of gated convolutions only (Dauphin 2016)."""
     return Model(WIDTH, Embed(), decoder=Stack(3 * ((Convolution(4, causal=True, dropout=0.1),),), ScaledResidual()))
 
 
 def hybrid() -> Model:
-    """A Transformer's encoder, and a recurrent decoder that begins with the mean of what it says."""
+    """A Transformer encoder, and a recurrent decoder whose initial state is the mean of the encoder's states."""
     decoder = Stack(((AttentionDecoder(initial_state=Averaged()),),), Replace(), 0.1)
     return replace(zoo.transformer(**SMALL), decoder=decoder)
 
@@ -69,8 +69,8 @@ TRANSLATORS: dict[str, Model] = {
     "reversible, side by side": zoo.transformer(**SMALL, join=Reversible(output="concatenated")),
     "reformer, translating": zoo.reformer(**SMALL, shape="both", pattern=RankWindow(2), buckets=4),
     "reversible, relative bias": zoo.transformer(**SMALL, join=Reversible(), position=RelativeBias(8, 20)),
-    "local-m in a transformer": transformer_seeing(LocalM(3)),
-    "local-p in a transformer": transformer_seeing(LocalP(3)),
+    "local-m in a transformer": transformer_with(LocalM(3)),
+    "local-p in a transformer": transformer_with(LocalP(3)),
     "uniform score": zoo.transformer(**SMALL, score=Uniform()),
     "seq2seq": zoo.seq2seq(**RECURRENT, direction="forward"),
     "seq2seq, reversed source": zoo.seq2seq(**RECURRENT),
@@ -125,7 +125,7 @@ LANGUAGE_MODELS: dict[str, Model] = {
     "lstm-lm": zoo.lstm_lm(WIDTH, 2, dropout=0.1),
     "lstm-lm, replacing": zoo.lstm_lm(WIDTH, 2, join=Replace(), dropout=0.1, tied=False),
 }
-READERS: dict[str, Model] = {  # language models that say something else than words
+CLASSIFIERS: dict[str, Model] = {  # decoders that output labels
     "gpt2, label": replace(zoo.gpt2(**SMALL), readout=Label(NAMES, Last(), inner=None)),
     "gpt2, tags": replace(zoo.gpt2(**SMALL), readout=Tags(NAMES)),
 }
@@ -147,8 +147,8 @@ ENCODERS: dict[str, Model] = {
     "bert, tags": replace(zoo.bert(**SMALL, max_positions=64), readout=Tags(NAMES)),
     "bert, vector": replace(zoo.bert(**SMALL, max_positions=64), readout=Vector(Mean())),
 }
-SPEAKERS = TRANSLATORS | LANGUAGE_MODELS
-MODELS = SPEAKERS | READERS | ENCODERS
+GENERATORS = TRANSLATORS | LANGUAGE_MODELS
+MODELS = GENERATORS | CLASSIFIERS | ENCODERS
 
 
 def build(name: str, seed: int = 0) -> Network:

@@ -20,7 +20,7 @@ from regard.models.readouts import Vocabulary
 from regard.show import generation as module
 from regard.show.generation import beam_tree, generation_steps
 from regard.show.trace import prepare_inputs
-from tests.laws.zoo import ENCODERS, LANGUAGE_MODELS, MODELS, SPEAKERS, TRANSLATORS
+from tests.laws.zoo import ENCODERS, GENERATORS, LANGUAGE_MODELS, MODELS, TRANSLATORS
 from tests.small import WORDPIECE, small
 
 BOTH = WORDPIECE, WORDPIECE
@@ -35,7 +35,7 @@ def _no_gradients():
 
 def eager(name: str) -> LoadedModel:
     """A model whose end token is about as probable as its favourite tokens: hypotheses have many lengths."""
-    model = small(SPEAKERS[name])
+    model = small(GENERATORS[name])
     lm_head = model.network.readout.lm_head
     _, best = beam_tree(model.network, BOTH, TEXT, Options(max_tokens=5))
     likely = list(best.tokens[1::3])
@@ -52,7 +52,7 @@ def test_every_step_of_every_model_has_the_probabilities_of_its_logits(name: str
     found = json.loads(
         json.dumps(generation_steps(network, WORDPIECE, inputs, target_ids, candidates=4), allow_nan=False)
     )
-    if name not in SPEAKERS and (MODELS[name].readout.outputs != "tokens" or MODELS[name].readout.directions > 1):
+    if name not in GENERATORS and (MODELS[name].readout.outputs != "tokens" or MODELS[name].readout.directions > 1):
         assert found == []
         return
     probabilities = network(**inputs)[0].softmax(-1)
@@ -127,7 +127,7 @@ def best_path(nodes: list[dict]) -> list[dict]:
     {"length_penalty": 0.6}, {"length_penalty": -1.0}, {"length_penalty": 2.0},
     {"normalization": "length", "early_stopping": False, "length_penalty": 1.0},
 ])  # fmt: skip
-@pytest.mark.parametrize("name", ["transformer", "luong", "seq2seq", "t5", "gpt2", "lstm-lm", "reformer"])
+@pytest.mark.parametrize("name", ["transformer", "luong", "convs2s", "seq2seq", "t5", "gpt2", "lstm-lm", "reformer"])
 def test_the_best_path_of_a_tree_is_the_best_hypothesis(name: str, more: dict, beam: int):
     model, options = eager(name), Options(beam=beam, max_tokens=9, **more)
     nodes, best = beam_tree(model.network, BOTH, TEXT, options)

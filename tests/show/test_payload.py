@@ -27,6 +27,7 @@ TEXT = "The cat sat on the mat."
 MODELS: dict[str, Model] = {
     "transformer": zoo.transformer(16, 2, 2),
     "t5": zoo.t5(16, 2, 2),
+    "convs2s": zoo.convs2s(16, 2),
     "luong": zoo.luong(16, 2),
     "bahdanau": zoo.bahdanau(16),
     "seq2seq": zoo.seq2seq(16, 2),

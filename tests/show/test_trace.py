@@ -137,7 +137,9 @@ def stepped(model: LoadedModel, found: AttentionTrace) -> Record:
 
 @torch.no_grad()
 @pytest.mark.parametrize("beam", [1, 4, None])
-@pytest.mark.parametrize("description", [zoo.transformer(16, 2, 2), zoo.luong(16, 2), zoo.bahdanau(16)])
+@pytest.mark.parametrize(
+    "description", [zoo.transformer(16, 2, 2), zoo.luong(16, 2), zoo.bahdanau(16), zoo.convs2s(16, 2)]
+)
 def test_rows_follow_the_best_hypothesis(description: object, beam: int | None):
     model = small(description, generation_config={"max_new_tokens": 8, "num_beams": 3})
     found = model.look(TEXT, beam=beam)

@@ -77,7 +77,7 @@ def test_half_of_the_tokens_are_replaced():
     assert 0.4 < float(changed[given["padding"]].float().mean()) < 0.6
 
 
-@pytest.mark.parametrize("model", ["seq2seq", "bahdanau", "luong"])
+@pytest.mark.parametrize("model", ["seq2seq", "bahdanau", "luong", "convs2s"])
 def test_a_recurrent_run_resumes_bit_identically(tmp_path: Path, model: str):
     recipe = write_recipe(tmp_path)
     text = recipe.read_text().replace('"transformer"', f'"{model}"').replace("heads   = 2\ninner   = 24\n", "")

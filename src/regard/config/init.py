@@ -102,7 +102,7 @@ def _labels(corpus: Corpus, *, tabbed: bool) -> str | None:
     counts = Counter(label for _, label in rows)
     if len(counts) > min(max(3, len(rows) // 20), len(rows) // 2) or not rows:
         return None
-    task = 'task      = "classification"   # the second column is the label; see docs/children.md'
+    task = 'task      = "classification"   # the second column is the label; see docs/pretraining.md'
     names = [name.strip() for name in rows[0]]
     headed = tabbed and counts[rows[0][1]] == 1 and len(counts) > 2 and all(name.isidentifier() for name in names)
     return f"fields    = {toml_value(names)}\n{task}" if headed else task

@@ -33,7 +33,6 @@ from regard.store.loading import Loaded
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
 
 
-
 @dataclass(frozen=True)
 class Pretrained:
     """A pretrained model, and the [model] table that fine-tunes it."""
@@ -116,20 +115,22 @@ def read_pretrained(table: FineTuning, parts: Sequence[type] = ()) -> Pretrained
     return Pretrained(found, table)
 
 
-def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str) -> Task:
+def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str, *, where: str = "model.name") -> Task:
     """The task of a recipe that names none, by the shape of its model and the sides of its corpus."""
     if corpus.targets is not None:
         return Translation() if model.shape != "encoder" else Classification()
-    if model.shape == "decoder":
-        return LanguageModel()
-    if model.shape != "encoder" and sentinels:
-        return SpanCorruption()
-    if model.shape != "encoder":
+    if model.shape == "encoder-decoder" and not sentinels:
+        other = 'Try model.name = "gpt2"' if where == "model.name" else "Give it two parallel texts"
         raise InputError(
-            f'{corpus.names[0]} has one side, but "{name}" is trained on pairs (model.name). Try model.name = "gpt2", '
+            f'{corpus.names[0]} has one side, but "{name}" is trained on pairs ({where}). {other}, '
             "or span corruption: text.tokenizer.sentinels = 100."
         )
-    return BidirectionalLM() if model.readout.directions == BidirectionalLM.directions else MaskedLM()
+    task: LanguageModel | SpanCorruption | BidirectionalLM | MaskedLM = MaskedLM()
+    if model.shape != "encoder":
+        task = LanguageModel() if model.shape == "decoder" else SpanCorruption()
+    elif model.readout.directions == BidirectionalLM.directions:
+        task = BidirectionalLM()
+    return replace(task, length=min(task.length, model.embed.max_positions or task.length))
 
 
 def with_readout_for(model: Model, task: TaskBase, pool: Pool | None = None) -> Model:

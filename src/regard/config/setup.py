@@ -91,7 +91,7 @@ def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Pa
     name, where = name_of_model(recipe)
     tokenizers = pretrained.tokenizers if pretrained else tokenizers
     sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)
-    task = (recipe.text.task or default_task(model, corpus, sentinels, name)).with_labels_from(corpus)
+    task = (recipe.text.task or default_task(model, corpus, sentinels, name, where=where)).with_labels_from(corpus)
     require_shape(model, task, name, where=where)
     tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, task.tokenizer_text(corpus), cache)
     model = with_readout_for(model, task, None if table is None else table.pool)

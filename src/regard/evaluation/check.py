@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -15,10 +15,11 @@ from torch import Tensor
 from regard.api import LoadedModel
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.inputs import input_ids
-from regard.errors import DamagedFile, InputError
+from regard.errors import DamagedFile, InputError, RunFailed
 from regard.evaluation.laws import LAWS, LEAST, Probe, gap
 from regard.layers.contract import StatesFacts
 from regard.models.model import Model
+from regard.schema import classes_of
 from regard.show.lsh import lsh_layers, measure_recall
 from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
 
@@ -170,10 +171,10 @@ def saving(model: LoadedModel, probes: Sequence[Probe]) -> float:
         folder = Path(name)
         task = str(model.config.get("task", ""))
         write_description(folder, network, tokenizers, task=task, generation_config=model.generation_config)
-        write_weights(folder, unique_parameters(network))
         try:
-            loaded = read_folder(folder, model.device, parts=classes_in(model.description))
-        except DamagedFile:
+            write_weights(folder, unique_parameters(network))
+            loaded = read_folder(folder, model.device, parts=classes_of(model.description))
+        except (DamagedFile, RunFailed):
             return math.inf
     again = LoadedModel(loaded)
     pairs = [(again.tokenizer, model.tokenizer), (again.target_tokenizer, target)]
@@ -204,13 +205,3 @@ def lsh_recall(model: LoadedModel, probes: Sequence[Probe]) -> Iterator[LawResul
     for layer in found.layers:
         detail = f"of {found.top} keys' weight, by rounds: {layer.text()} ({found.tokens:,} tokens)"
         yield LawResult(f"what hashing catches in {layer.layer}", "noted", detail)
-
-
-def classes_in(value: object) -> tuple[type, ...]:
-    """The classes of all descriptions in a tree: among them parts of the user's own, which loading must be given."""
-    if isinstance(value, (list, tuple)):
-        return tuple({found for item in value for found in classes_in(item)})
-    if not is_dataclass(value):
-        return ()
-    inner = (getattr(value, field.name) for field in fields(value))
-    return (type(value), *{found for item in inner for found in classes_in(item)})

@@ -121,7 +121,7 @@ LEAST = 4
 
 _EXTRA_PADDING = 5  # columns that a law adds if the model reads that many
 _NEW_TOKENS = 20  # tokens that a search generates
-_STEP = 1e-4  # length of the step of a finite difference, over all parameters together
+_STEPS = (1e-5, 1e-6)  # of finite differences, over all parameters together; a kink (ReLU) may lie within the larger
 _MOST_PARAMETERS = 100_000_000  # a float64 copy with gradients takes 32 bytes for each
 
 
@@ -354,7 +354,7 @@ def recorded_weights_are_used(probe: Probe) -> float | None:
 
 
 def gradients(probe: Probe) -> float | None:
-    """Compare autograd with a finite difference of the loss along a random direction, in float64."""
+    """Compare autograd with finite differences of the loss along a random direction, in float64."""
     count = sum(parameter.numel() for parameter in probe.network.parameters())
     if count > _MOST_PARAMETERS:
         return None
@@ -367,14 +367,17 @@ def gradients(probe: Probe) -> float | None:
         found = torch.autograd.grad(_objective(network, inputs), weights, allow_unused=True)
         slope = sum(float((g * d).sum()) for g, d in zip(found, direction) if g is not None)
         size = math.sqrt(sum(float(g.square().sum()) for g in found if g is not None))
-        step, losses = _STEP / math.sqrt(count), []
+        errors = []
         with torch.no_grad():
-            for move in (step, -2 * step):  # one step forward, then one step back
-                for weight, d in zip(weights, direction):
-                    weight.add_(d, alpha=move)
-                losses.append(float(_objective(network, inputs)))
-    difference = (losses[0] - losses[1]) / (2 * step)
-    return abs(slope - difference) / max(abs(difference), size, 1e-30)
+            for step in (length / math.sqrt(count) for length in _STEPS):
+                losses = []
+                for move in (step, -2 * step, step):  # one step forward, one step back, and return
+                    losses.append(_objective(network, inputs))
+                    for weight, d in zip(weights, direction):
+                        weight.add_(d, alpha=move)
+                difference = float(losses[1] - losses[2]) / (2 * step)
+                errors.append(abs(slope - difference) / max(abs(difference), size, 1e-30))
+    return min(errors) if all(map(math.isfinite, errors)) else math.inf
 
 
 def _objective(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -66,7 +66,7 @@ class Estimate:
         memory, about = self.memory, "" if self.exact else "about "
         parts = ", ".join(f"{name} {count:,}" for name, count in self.parameters.items())
         held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
-        held |= {"averages": memory.ema} if memory.ema else {}
+        held |= {"moving average": memory.ema} if memory.ema else {}
         holds = ", ".join(f"{name} {amount(count)}" for name, count in held.items())
         where = self.device if self.device != "cpu" else f"cpu, {self.threads} thread{'s' * (self.threads > 1)}"
         cut = f", in {self.accumulate} micro-batches" if self.accumulate > 1 else ""

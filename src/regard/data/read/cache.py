@@ -143,7 +143,7 @@ def default_cache() -> Cache:
 
 
 def open_table(folder: Path) -> Table:
-    """Memory-map a table; an error if a file has not the size that table.json says."""
+    """Memory-map a table; an error if the size of a file is not that in table.json."""
     described = json.loads((folder / "table.json").read_bytes())
     columns: dict[str, NDArray[Any]] = {}
     for name, (kind, shape) in described["columns"].items():

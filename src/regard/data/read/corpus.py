@@ -156,9 +156,9 @@ def read_pairs(
         )
     if len(sources) != len(targets):
         shift = find_shift(byte_lengths(sources), byte_lengths(targets))
-        place = "" if shift is None else f" They seem to be shifted from line {shift.line:,} on."
+        hint = "" if shift is None else f" They seem to be shifted from line {shift.line:,} on."
         raise messages.UNEQUAL_LINES(
-            source=source, sources=len(sources), target=target, targets=len(targets), place=place
+            source=source, sources=len(sources), target=target, targets=len(targets), hint=hint
         )
     _refuse_empty(source, sources)
     return Corpus(sources, targets, (str(source), str(target)))
