@@ -195,7 +195,7 @@ def test_buckets_of_any_length_are_even(length: int):
 def test_a_model_that_was_kept_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(duplication, "_OFTEN", 2)
     duplication.learn(TASK, 2, tmp_path / "kept.pt", str)
-    with pytest.raises(InputError, match=r"kept\.pt was learnt with other settings\. Choose another --keep\."):
+    with pytest.raises(InputError, match=r"kept\.pt was trained with other settings\. Choose another --keep\."):
         duplication.learn(replace(TASK, window=2), 2, tmp_path / "kept.pt", str)
 
 

@@ -63,7 +63,7 @@ def test_the_python_and_the_output_of_the_page_on_long_texts_are_right(
     for block in blocks(ROOT / "docs" / "long.md", "python"):
         exec(compile(block, "long.md", "exec", dont_inherit=True), names)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == blocks(ROOT / "docs" / "long.md", "")[0].splitlines()[:2]
+    assert "\n".join(lines[:2]) in (ROOT / "docs" / "long.md").read_text()  # the title and the head of the table
     assert lines[2].startswith("decoder.1.self  mean ")
     assert lines[-1].startswith("decoder.1.self 0.")
 

@@ -29,7 +29,7 @@ class UnknownKind(InputError):
 
 
 def kind_of(cls: type) -> str:
-    """The name of a class in files: its own ClassVar `kind`, else ReducedRank -> reduced_rank, RMSNorm -> rms_norm."""
+    """The name of a class in files: its ClassVar `kind`, or in snake case: `RMSNorm` -> `rms_norm`."""
     kind = vars(cls).get("kind")
     if isinstance(kind, str):
         return kind
@@ -43,8 +43,8 @@ def to_dict(value: Any, *, brief: bool = False) -> Any:
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         values = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
-        said = {field.name: item for field, item in values.items() if not brief or item != _default(field)}
-        return {"kind": kind_of(type(value)), **{name: to_dict(item, brief=brief) for name, item in said.items()}}
+        stated = {field.name: item for field, item in values.items() if not brief or item != _default(field)}
+        return {"kind": kind_of(type(value)), **{name: to_dict(item, brief=brief) for name, item in stated.items()}}
     if isinstance(value, (list, tuple)):
         return [to_dict(item, brief=brief) for item in value]
     if isinstance(value, Mapping):

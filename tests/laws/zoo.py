@@ -96,7 +96,7 @@ TRANSLATORS: dict[str, Model] = {
     "transformer encoder, recurrent decoder": hybrid(),
     "convs2s": zoo.convs2s(WIDTH, 2, dropout=0.1, position=Learned(128)),
     "convs2s, even kernel": zoo.convs2s(WIDTH, 2, kernel_width=4, decoder_depth=3, position=None, score=Additive()),
-    "convs2s, kernel of one": zoo.convs2s(WIDTH, 1, kernel_width=1, position=Sinusoid(), tied=True, shared=True),
+    "convs2s, kernel of one": zoo.convs2s(WIDTH, 1, kernel_width=1, position=Learned(128), tied=True, shared=True),
     "t5": zoo.t5(**SMALL, position=RelativeBias(8, 20)),
     "t5, 1.0": zoo.t5(**SMALL, version="1.0", key_width=5, decoder_depth=1, position=RelativeBias(8, 20)),
 }

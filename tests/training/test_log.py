@@ -91,7 +91,7 @@ STEP = Step(loss=1.23456, gradient_norm=1.0, learning_rate=1e-3, tokens=300, tar
 
 
 def printed(lines: Lines, first: int, steps: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    lines.begin(first, steps)
+    lines.start(first, steps)
     for number in range(first + 1, steps + 1):
         lines.stepped(number, STEP, 4321.0)
     return capsys.readouterr().out.splitlines()
@@ -102,7 +102,7 @@ def test_the_last_step_is_always_printed_and_others_at_intervals(capsys: pytest.
     every = printed(Lines(every=0.0), 2, 5, capsys)
     assert [line.split(":")[0] for line in every] == ["step 3 of 5", "step 4 of 5", "step 5 of 5"]
     lines = Lines(every=0.0)
-    lines.begin(0, 100)
+    lines.start(0, 100)
     lines.began -= 60  # a minute ago
     lines.stepped(1, STEP, 4321.0)
     assert capsys.readouterr().out == "step 1 of 100: training loss 1.235, 4,321 tokens/s, about 99 minutes left\n"

@@ -110,13 +110,13 @@ def embed(
                     *loaded.embed(texts, pool=pool, layer=chosen, normalised=normalised, progress=advance)
                 ]  # fmt: skip
         if as_json:
-            facts: list[Row] = [{"tokens": said, "vectors": one.tolist()} for said, one in of_tokens]
+            facts: list[Row] = [{"tokens": names_of, "vectors": one.tolist()} for names_of, one in of_tokens]
             facts = facts or [{"vector": one.tolist()} for one in vectors]
             _write(json_text({**row, **fact}) for row, fact in zip(rows, facts))
         else:
             whole += vectors if tokens else [np.stack(vectors)]
-            names += [name for said, _ in of_tokens for name in said]
-            starts += [starts[-1] + end for end in np.cumsum([len(said) for said, _ in of_tokens]).tolist()]
+            names += [name for names_of, _ in of_tokens for name in names_of]
+            starts += [starts[-1] + end for end in np.cumsum([len(one) for _, one in of_tokens]).tolist()]
     if not as_json:
         written = io.BytesIO()
         if tokens:
@@ -153,7 +153,8 @@ def classify(
         with progress(len(texts), "classifying") as advance:
             found = loaded.classify(texts, progress=advance)
         _write(
-            json_text({**row, **_said(one)}) if as_json else _said_line(one) for row, one in zip(rows, found)
+            json_text({**row, **_prediction_json(one)}) if as_json else _prediction_line(one)
+            for row, one in zip(rows, found)
         )  # fmt: skip
         done += len(rows)
 
@@ -241,22 +242,22 @@ def _layer(name: str | None) -> Any:
         raise InputError(f'"{name}" is no layer (--layer). Use a number, or mix for the mean of all.') from None
 
 
-def _said(said: Prediction) -> Row:
-    """What was said of a text, for JSON."""
+def _prediction_json(prediction: Prediction) -> Row:
+    """A prediction for JSON."""
     from regard.decode.classify import LabelPrediction, TagPrediction
 
-    if isinstance(said, LabelPrediction):
-        return {"label": said.label, "probabilities": said.probabilities}
-    return {"words": said.words} if isinstance(said, TagPrediction) else {"number": said.number}
+    if isinstance(prediction, LabelPrediction):
+        return {"label": prediction.label, "probabilities": prediction.probabilities}
+    return {"words": prediction.words} if isinstance(prediction, TagPrediction) else {"number": prediction.number}
 
 
-def _said_line(said: Prediction) -> str:
-    """What was said of a text, in one line."""
+def _prediction_line(prediction: Prediction) -> str:
+    """A prediction as one line of text."""
     from regard.decode.classify import LabelPrediction, TagPrediction
 
-    if isinstance(said, LabelPrediction):
-        return _one_line(said.label)
-    return " ".join(said.tags) if isinstance(said, TagPrediction) else f"{said.number:.6g}"
+    if isinstance(prediction, LabelPrediction):
+        return _one_line(prediction.label)
+    return " ".join(prediction.tags) if isinstance(prediction, TagPrediction) else f"{prediction.number:.6g}"
 
 
 def _scored(row: Row | None, scored: TextScore, per_token: bool) -> str:

@@ -48,7 +48,7 @@ class Pretrained:
 
     @cached_property
     def model(self) -> Model:
-        """The pretrained model's description, with the number of positions that the table asks for."""
+        """The pretrained model's description, with the table's number of positions."""
         model, max_positions = self.loaded.network.description, self.table.max_positions
         return model if max_positions is None else _with_positions(model, max_positions)
 

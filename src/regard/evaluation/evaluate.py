@@ -99,19 +99,19 @@ def evaluate_labels(
     if not lines:
         raise InputError(f"{corpus.names[-1]} holds no label. Name a file with one per line.")
     progress(len(corpus) - len(lines))
-    said = model.classify(_texts(corpus, lines), progress=progress)
+    predictions = model.classify(_texts(corpus, lines), progress=progress)
     references = [corpus.targets[index].strip() for index in lines]
     dropped = {"no label": len(corpus) - len(lines)} if len(lines) < len(corpus) else {}
     if model.description.readout.outputs == "numbers":
         numbers = np.array([_number(corpus, index, text) for index, text in zip(lines, references)])
-        found = np.array([one.number for one in said if isinstance(one, NumberPrediction)])
+        found = np.array([one.number for one in predictions if isinstance(one, NumberPrediction)])
         scores = {**correlation(found, numbers), "mean squared error": float(((found - numbers) ** 2).mean())}
         return LabelEvaluation(
             scores=scores, lines=len(lines), predictions=len(lines), dropped=dropped,
             seconds=time.perf_counter() - start,
         )  # fmt: skip
     names = [*label_names(model.network), NO_TAG]
-    predicted, expected = _label_ids(corpus, lines, said, references, names)
+    predicted, expected = _label_ids(corpus, lines, predictions, references, names)
     return LabelEvaluation(
         scores=agreement(predicted, expected),
         lines=len(lines),
@@ -134,13 +134,17 @@ def _texts(corpus: Corpus, lines: Sequence[int]) -> list[Text]:
 
 
 def _label_ids(
-    corpus: Corpus, lines: Sequence[int], said: Sequence[Prediction], references: Sequence[str], names: Sequence[str]
+    corpus: Corpus,
+    lines: Sequence[int],
+    predictions: Sequence[Prediction],
+    references: Sequence[str],
+    names: Sequence[str],
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The ids of all predicted labels, and of the expected ones."""
     predicted: list[int] = []
     expected: list[int] = []
     ids = {name: number for number, name in enumerate(names)}
-    for line, one, text in zip(lines, said, references):
+    for line, one, text in zip(lines, predictions, references):
         wanted = text.split() if isinstance(one, TagPrediction) else [text]
         given = one.tags if isinstance(one, TagPrediction) else (one.label,) if isinstance(one, LabelPrediction) else ()
         if len(wanted) != len(given):

@@ -65,9 +65,9 @@ class Estimate:
         """All numbers for a terminal."""
         memory, about = self.memory, "" if self.exact else "about "
         parts = ", ".join(f"{name} {count:,}" for name, count in self.parameters.items())
-        held = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
-        held |= {"moving average": memory.ema} if memory.ema else {}
-        holds = ", ".join(f"{name} {amount(count)}" for name, count in held.items())
+        sizes = {"weights": memory.weights, "gradients": memory.gradients, "optimizer": memory.optimizer}
+        sizes |= {"moving average": memory.ema} if memory.ema else {}
+        holds = ", ".join(f"{name} {amount(count)}" for name, count in sizes.items())
         where = self.device if self.device != "cpu" else f"cpu, {self.threads} thread{'s' * (self.threads > 1)}"
         cut = f", in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         after = f"; {self.validations:,} validations not counted" if self.validations else ""

@@ -73,7 +73,7 @@ class SelfAttentionLayer(Sublayer):
         q, k = self.score.queries(q), self.score.keys(k)
         fresh, first = memory is None, 0
         if context.remember:
-            keys, values = (None, None) if memory is None else memory
+            keys, values = (None, None) if memory is None else memory  # the KV cache
             memory = write_memory(keys, k, context, dim=2), write_memory(values, v, context, dim=2)
             if not fresh:
                 # Keys that no query can attend to any more are skipped, where all rows are at the same slot.

@@ -44,14 +44,14 @@ _TRAINING_OPTIONS = {
 
 @dataclass(frozen=True)
 class CharacterEmbeddingOptions:
-    """char_cnn.embedding of options.json."""
+    """`char_cnn.embedding` of options.json."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class CharacterCNNOptions:
-    """char_cnn of options.json."""
+    """`char_cnn` of options.json."""
 
     activation: Literal["relu", "tanh"]
     embedding: CharacterEmbeddingOptions

@@ -206,7 +206,7 @@ class DistributedWorld(World):
                 raise
         dist.broadcast(result, 0, group=self.patient)
         if result.isnan():
-            raise RunFailed("rank 0 of this run has failed. Its own message tells why.")
+            raise RunFailed("rank 0 of this run has failed. See its own message.")
         return float(result)
 
     def rank_zero_first(self, work: Callable[[], T]) -> T:

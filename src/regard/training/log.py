@@ -129,7 +129,7 @@ def _until(line: bytes, step: int) -> bool:
 class Watcher(Protocol):
     """Receives the progress of a run."""
 
-    def begin(self, step: int, steps: int) -> None:
+    def start(self, step: int, steps: int) -> None:
         """The run starts at this step."""
 
     def note(self, text: str) -> None:
@@ -148,7 +148,7 @@ class Watcher(Protocol):
 class Quiet:
     """Prints nothing."""
 
-    def begin(self, step: int, steps: int) -> None: ...
+    def start(self, step: int, steps: int) -> None: ...
     def note(self, text: str) -> None: ...
     def stepped(self, number: int, step: Step, tokens_per_second: float) -> None: ...
     def validated(self, number: int, validation: Validation, better: bool) -> None: ...
@@ -163,7 +163,7 @@ class Lines(Quiet):
         self.first = self.steps = 0
         self.began = self.printed = 0.0
 
-    def begin(self, step: int, steps: int) -> None:
+    def start(self, step: int, steps: int) -> None:
         self.first, self.steps = step, steps
         self.began = self.printed = time.monotonic()
 
@@ -198,7 +198,7 @@ class Bar(Quiet):
         )
         self.task: TaskID | None = None
 
-    def begin(self, step: int, steps: int) -> None:
+    def start(self, step: int, steps: int) -> None:
         self.task = self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
 

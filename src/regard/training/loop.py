@@ -90,7 +90,7 @@ class Run:
             self.log = Log(self.folder, self.trainer.step, self.unlogged, self.watcher.note)
         with disk_errors(checkpoints_folder(self.folder), 0):
             checkpoints_folder(self.folder).mkdir(exist_ok=True)  # marks the model of this folder as a run's own
-        self.watcher.begin(self.trainer.step, self.job.settings.steps)
+        self.watcher.start(self.trainer.step, self.job.settings.steps)
         try:
             with self.trainer.signals.watched():
                 self.loop()

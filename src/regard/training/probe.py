@@ -110,11 +110,11 @@ class Probe:
         found: list[float] = []
         end = time.perf_counter() + seconds
         while not found or (len(found) < most and time.perf_counter() < end):
-            begin = time.perf_counter()
+            start = time.perf_counter()
             tokens = self.trainer.advance().tokens
             if self.trainer.device.type == "cuda":
                 torch.cuda.synchronize(self.trainer.device)
-            found.append(tokens / (time.perf_counter() - begin))
+            found.append(tokens / (time.perf_counter() - start))
         return found
 
 

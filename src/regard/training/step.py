@@ -55,7 +55,7 @@ class Trainer:
         device: torch.device,
         world: World | None = None,
     ) -> None:
-        if settings.scheduled_sampling is not None and network.shape == "decoder":
+        if settings.scheduled_sampling is not None and network.shape != "encoder-decoder":
             raise InputError("scheduled sampling needs an encoder-decoder (train.scheduled_sampling). Leave it out.")
         self.world, self.signals = world or World(device), Signals()
         self.network = network.to(device).train()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from regard.layers.convolution import Convolution, MultiStepAttention, ScaledResidual
 from regard.layers.embedding import Embed
-from regard.layers.positions import Learned, Position
+from regard.layers.positions import Learned
 from regard.layers.scores import Dot, Score
 from regard.models.model import Model, Stack
 from regard.models.readouts import Vocabulary
@@ -17,7 +17,7 @@ def convs2s(
     kernel_width: int = 3,
     decoder_depth: int | None = None,
     score: Score = Dot(scaled=False),  # noqa: B008
-    position: Position | None = Learned(1024),  # noqa: B008
+    position: Learned | None = Learned(1024),  # noqa: B008
     dropout: float = 0.2,
     tied: bool = False,
     shared: bool = False,
@@ -25,8 +25,8 @@ def convs2s(
     """Convolutional sequence to sequence learning (Gehring 2017); as it stands, its model for English to Romanian.
 
     Encoder and decoder are gated convolutions, and every decoder layer attends to the source. Unlike the published
-    code, layers all have the width of the embeddings, weights are not normalised, and gradients of the encoder are not
-    scaled down, which Adam would undo.
+    code, all layers have the width of the embeddings, there is no weight normalisation, and the gradients of the
+    encoder are not scaled down, which Adam would undo.
     """
     encoder = (Convolution(kernel_width, dropout=dropout),)
     decoder = (MultiStepAttention(kernel_width, dropout, score),)

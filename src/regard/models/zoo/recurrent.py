@@ -67,7 +67,7 @@ def luong(
 ) -> Model:
     """Effective approaches to attention (Luong 2015): the decoder attends with its new state, after its cell.
 
-    `pattern`: full (the paper's global attention), local_m or local_p. `input_feeding`: the next step reads the
+    `pattern`: full (the paper's global attention), `local_m` or `local_p`. `input_feeding`: the next step reads the
     attentional vector; without it no step depends on attention, and training runs over the whole target at once.
     `score = "uniform"` is mean pooling.
     """

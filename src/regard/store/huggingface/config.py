@@ -342,7 +342,7 @@ def _labels(names: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Family:
-    """A model_type of Hugging Face: its architectures (the default first), weight table, and config both ways."""
+    """A `model_type` of Hugging Face: its architectures (the default first), weight table, and config both ways."""
 
     name: str
     architectures: tuple[str, ...]

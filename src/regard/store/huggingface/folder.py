@@ -163,7 +163,7 @@ def _special_token_ids(loaded: Loaded) -> dict[str, int | None]:
 
 
 def _family(config: Mapping[str, Any], folder: Path) -> Family:
-    """The family of a config.json; older ones lack model_type, but name an architecture or have settings of BERT."""
+    """The family of a config.json; older ones lack `model_type`, but name an architecture or have settings of BERT."""
     model_type, architectures = config.get("model_type"), config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     for family in FAMILIES:
