@@ -301,7 +301,7 @@ class PublishedModel:
 
     @property
     def tied(self) -> bool:
-        """tie_word_embeddings: false only for a readout over the vocabulary with a matrix of its own."""
+        """`tie_word_embeddings`: false only for a readout over the vocabulary with a matrix of its own."""
         return self.model.readout.tied or not isinstance(self.model.readout, Vocabulary)
 
     def max_positions(self, default: int = 512) -> int:
