@@ -34,7 +34,7 @@ class SourceAttention(nn.Module):
         return Shared((self.score.keys(values), values))
 
     def forward(self, states: Tensor, slots: Tensor, keys: SourceKeys, context: Context) -> Tensor:
-        """Decoder states RTD in slots (R)T -> RTV, the context vectors c_i = sum_j alpha_ij h_j."""
+        """Decoder states RTD in slots (R)T -> RTV, the context vectors `c_i = sum_j alpha_ij h_j`."""
         assert context.source is not None
         k, v = keys.tree
         queries, slots = fold_beams(states, slots, k.shape[0])

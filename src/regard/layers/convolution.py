@@ -71,7 +71,7 @@ class ConvolutionLayer(Sublayer):
         return h, self.last(inputs, context) if context.remember else None
 
     def inputs(self, x: Tensor, context: Context, memory: Tensor | None) -> Tensor:
-        """BTD -> BSD, S = T + kernel_width - 1: the remembered inputs, or zeros, before the first token.
+        """BTD -> BSD, `S = T + kernel_width - 1`: the remembered inputs, or zeros, before the first token.
 
         A centred kernel reads beyond the last token, so padding must be zero; a causal one never reads the padding.
         """
@@ -82,7 +82,7 @@ class ConvolutionLayer(Sublayer):
         return torch.cat([memory, x], dim=1)
 
     def windows(self, inputs: Tensor, context: Context) -> Tensor:
-        """BSD -> BT, kernel_width * D: the inputs under each token's kernel, zero in other packed documents."""
+        """BSD -> `BT, kernel_width * D`: the inputs under each token's kernel, zero in other packed documents."""
         length = inputs.shape[1] - self.kernel_width + 1
         read = [inputs[:, tap : tap + length] for tap in range(self.kernel_width)]
         if context.document is not None:
@@ -94,7 +94,7 @@ class ConvolutionLayer(Sublayer):
         return torch.cat(read, dim=-1)
 
     def last(self, inputs: Tensor, context: Context) -> Tensor:
-        """-> B, kernel_width - 1, D: the last inputs of each row, padding left out."""
+        """-> `B, kernel_width - 1, D`: the last inputs of each row, padding left out."""
         if context.padding is None:
             return inputs[:, inputs.shape[1] - self.before :]
         slots = context.padding.sum(1, keepdim=True) + torch.arange(self.before, device=inputs.device)
