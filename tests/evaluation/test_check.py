@@ -66,9 +66,9 @@ def test_every_law_holds_or_is_skipped_for_a_reason(description: Model):
     assert not {finding.verdict for finding in by_law.values()} - {"holds", "skipped", "noted"}
 
 
-def test_what_hashing_catches_is_noted_a_line_a_layer():
+def test_lsh_recall_is_noted_per_layer():
     by_law = found(small(zoo.reformer(16, 2, 2, attention=("lsh",), pattern=RankWindow(8), buckets=8)))
-    lines = [finding for law, finding in by_law.items() if law.startswith("what hashing catches")]
+    lines = [finding for law, finding in by_law.items() if law.startswith("LSH recall of ")]
     assert [finding.law.split()[-1] for finding in lines] == ["decoder.0.self", "decoder.1.self"]
     assert all(finding.verdict == "noted" and "[2]: " in finding.detail for finding in lines)
     assert not {finding.verdict for finding in by_law.values()} - {"holds", "skipped", "noted"}

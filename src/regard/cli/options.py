@@ -24,7 +24,7 @@ ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_defaul
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, show_default="all")]
 Parts = Annotated[
-    Path | None, typer.Option(help="A Python file with parts of your own, which is run.", show_default=False)
+    Path | None, typer.Option(help="Your Python file that defines parts; it is executed.", show_default=False)
 ]
 
 _CHUNK = 2048  # lines

@@ -203,5 +203,5 @@ def lsh_recall(model: LoadedModel, probes: Sequence[Probe]) -> Iterator[LawResul
         texts[f"{side}ids"] = torch.cat(rows)[None, : model.network.max_positions]
     found = measure_recall(model.network, texts)
     for layer in found.layers:
-        detail = f"of {found.top} keys' weight, by rounds: {layer.text()} ({found.tokens:,} tokens)"
-        yield LawResult(f"what hashing catches in {layer.layer}", "noted", detail)
+        detail = f"of the top {found.top} keys, by rounds: {layer.text()} ({found.tokens:,} tokens)"
+        yield LawResult(f"LSH recall of {layer.layer}", "noted", detail)
