@@ -15,20 +15,20 @@ DEMO   ?= runs/demo
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: .venv/installed  ## three models read dates: one without attention, one with it, one with nothing else
+demo: .venv/installed  ## three models translate dates: without attention, with attention, and a Transformer
 	@mkdir -p $(DEMO)
-	@echo "Three models learn, two at a time; what the first of them says is in $(DEMO)/seq2seq.log."
-	$(BIN)/regard train seq2seq --out $(DEMO)/seq2seq --threads 1 > $(DEMO)/seq2seq.log 2>&1 & learning=$$!; \
+	@echo "Three models are trained, two at a time; the output of the first is in $(DEMO)/seq2seq.log."
+	$(BIN)/regard train seq2seq --out $(DEMO)/seq2seq --threads 1 > $(DEMO)/seq2seq.log 2>&1 & training=$$!; \
 		$(BIN)/regard train bahdanau --out $(DEMO)/bahdanau --threads 1 && \
 		$(BIN)/regard train dates --out $(DEMO)/transformer --threads 1 && \
-		wait $$learning || { tail -n 1 $(DEMO)/seq2seq.log; exit 1; }
+		wait $$training || { tail -n 1 $(DEMO)/seq2seq.log; exit 1; }
 	$(BIN)/regard compare $(DEMO)/seq2seq $(DEMO)/bahdanau $(DEMO)/transformer \
 		--report $(DEMO)/report.html --plot $(DEMO)/by-length.png
-	@echo; echo "Dates a person might type, and what the Transformer makes of them:"
+	@echo; echo "Some dates, and the translations of the Transformer:"
 	@printf '%s\n' '15. März 2024' 'le 3 juin 1987' '2 de mayo de 1908' 'July 4, 1976' '1 января 2000' '2019年5月1日' > $(DEMO)/typed.txt
 	@$(BIN)/regard translate $(DEMO)/transformer < $(DEMO)/typed.txt | paste $(DEMO)/typed.txt - | column -t -s "$$(printf '\t')"
 	@echo; echo "Try next:"
-	@echo "  open $(DEMO)/report.html in a browser: the three by length of the input, and what each looked at"
+	@echo "  open $(DEMO)/report.html in a browser: the three models by length of the input, and what each attends to"
 	@echo "  $(BIN)/regard translate $(DEMO)/bahdanau --alignment                # type dates yourself"
 	@echo "  $(BIN)/regard show $(DEMO)/transformer 'Friday, 1 May 2026'         # every layer and head, in your browser"
 	@echo "  $(BIN)/regard init YOUR.de YOUR.en > recipe.toml                    # a recipe for your own text"
@@ -53,7 +53,7 @@ storm: .venv/developing  ## runs killed at random, at every point of saving, on 
 	$(BIN)/pip install --quiet --no-deps --requirement bench/joey.txt
 	@touch $@
 
-bench: .venv/benching  ## our speed beside a peer's, in turns; make bench DATA=folder/of/multi30k, else on dates
+bench: .venv/benching  ## our speed and a peer's, in turns; make bench DATA=folder/of/multi30k, else on dates
 	$(BIN)/python -m bench train $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m bench recurrent $(if $(DATA),--data $(DATA))
 	$(BIN)/python -m bench decode $(if $(DATA),--data $(DATA))

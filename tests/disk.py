@@ -1,4 +1,4 @@
-"""The full disk: a run that finds no room, at any size, loses nothing and ends as the undisturbed one did."""
+"""The full disk: a run without room for a checkpoint, of any size, loses nothing and equals the unbroken one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from regard.store.checkpoint import newest_checkpoint, saved_steps, verify
 from regard.store.files import read_tensors
 from tests.training.runs import at_steps, digests, regard, write_recipe
 
-SAID = re.compile(r"cannot write .+ \(needs [\d,]+ bytes, [\d,]+ free.*\)\. .+\.")
+DISK_ERROR = re.compile(r"cannot write .+ \(needs [\d,]+ bytes, [\d,]+ free.*\)\. .+\.")
 PLENTY = 16 << 20
 
 
@@ -70,12 +70,12 @@ def content(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def faults(recipe: Path, expected: dict[str, str], place: Path, *, kind: str, part: float, freed: bool) -> list[str]:
-    """What went wrong in one case; nothing, one hopes."""
-    out, found = place / "run", []
-    code, said, error = regard("train", recipe, "--out", out, driver=partial(squeezed, kind, out, part, freed))
+def faults(recipe: Path, expected: dict[str, str], folder: Path, *, kind: str, part: float, freed: bool) -> list[str]:
+    """The faults of one case."""
+    out, found = folder / "run", []
+    code, output, error = regard("train", recipe, "--out", out, driver=partial(squeezed, kind, out, part, freed))
     saved = out / "checkpoints"
-    if content(saved / "step-28") != content(place / "before"):
+    if content(saved / "step-28") != content(folder / "before"):
         found.append("the previous checkpoint has changed")
     if any(verify(saved / f"step-{step}") for step in saved_steps(saved)):
         found.append("a half checkpoint has the name of a whole one")
@@ -83,41 +83,42 @@ def faults(recipe: Path, expected: dict[str, str], place: Path, *, kind: str, pa
         found.append("something was left behind")
     if newest_checkpoint(saved, found.append) is None or not read_tensors(out / "model.safetensors"):
         found.append("nothing can be loaded")
-    warnings = [line for line in said.splitlines() if line.startswith("warning: cannot")]
-    if not all(SAID.search(line) for line in warnings) or (part < 0.9 and "Last good checkpoint: step 28" not in said):
-        found.append(f"the warnings do not say what is the matter: {warnings}")
+    warnings = [line for line in output.splitlines() if line.startswith("warning: cannot")]
+    named = part >= 0.9 or "Last good checkpoint: step 28" in output
+    if not named or not all(DISK_ERROR.search(line) for line in warnings):
+        found.append(f"the warnings do not name the cause: {warnings}")
     if part > 1.05 and warnings:
         found.append(f"there was room enough, but: {warnings}")
     if code != (74 if part < 0.9 and not freed else 0) and not 0.9 <= part <= 1.05:
         found.append(f"exit code {code}")
-    if (error.count("\n"), bool(SAID.search(error))) != ((1, True) if code else (0, False)):
+    if (error.count("\n"), bool(DISK_ERROR.search(error))) != ((1, True) if code else (0, False)):
         found.append(f"the error is not one line: {error!r}")
     if code:
         if kind == "disk":
             resize(out, PLENTY)
         if regard("train", recipe, "--out", out)[0] != 0:
-            found.append("it does not go on after space is freed")
+            found.append("it does not resume after space is freed")
     if digests(out) != expected:
-        found.append("the result differs from the undisturbed run's")
+        found.append("the result differs from the unbroken run's")
     return found
 
 
 def all_cases(folder: Path, chosen: range) -> tuple[int, int]:
     """-> how many of the chosen cases went well, and how many there were."""
     recipe = write_recipe(folder)
-    assert regard("train", recipe, "--out", folder / "undisturbed")[0] == 0
-    expected = digests(folder / "undisturbed")
+    assert regard("train", recipe, "--out", folder / "unbroken")[0] == 0
+    expected = digests(folder / "unbroken")
     cases = [("disk", 1.1 * n / 19) for n in range(20)] + [("limit", 1.1 * n / 9) for n in range(10)]
     good = 0
     for number in chosen:
         kind, part = cases[number]
-        place = folder / f"case-{number}"
-        place.mkdir()
+        case = folder / f"case-{number}"
+        case.mkdir()
         if kind == "disk":
-            with small_disk(place / "run"):
-                found = faults(recipe, expected, place, kind=kind, part=part, freed=number % 2 == 1)
+            with small_disk(case / "run"):
+                found = faults(recipe, expected, case, kind=kind, part=part, freed=number % 2 == 1)
         else:
-            found = faults(recipe, expected, place, kind=kind, part=part, freed=number % 2 == 1)
+            found = faults(recipe, expected, case, kind=kind, part=part, freed=number % 2 == 1)
         good += not found
         print(f"case {number}: {kind}, {part:.0%} of the room: {'; '.join(found) or 'good'}", flush=True)
     return good, len(chosen)
@@ -128,7 +129,7 @@ if __name__ == "__main__":
     parser.add_argument("--first", type=int, default=0 if os.geteuid() == 0 else 20, help="of 30 cases")
     parser.add_argument("--last", type=int, default=29)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        good, total = all_cases(Path(place), range(given.first, given.last + 1))
+    with tempfile.TemporaryDirectory() as folder:
+        good, total = all_cases(Path(folder), range(given.first, given.last + 1))
     print(f"{good} of {total} full disks did no harm (seed 1, {platform.machine()})")
     sys.exit(good != total)

@@ -1,4 +1,4 @@
-"""The storm: runs killed with SIGKILL, at random moments and at every point of saving, end as the unbroken run did."""
+"""The storm: runs killed with SIGKILL, at random moments and at every write point, equal the unbroken run."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def storm(folder: Path, runs: int, kills: int, seed: int) -> tuple[int, int]:
         out, killed = folder / f"run-{number}", 0
         while True:
             process = start([*arguments, "--out", str(out)])
-            # Anywhere from the very start to a little way on, so that a run lives through all its kills.
+            # Early in the run, so that it survives to receive all its kills.
             moment = chance.uniform(0, first + (whole - first) / kills)
             if not process.wait(moment if killed < kills else None):
                 process.kill()
                 killed += 1
-            _, said = process.communicate()
+            _, error = process.communicate()
             if process.returncode == 0:
                 break
-            assert process.returncode == -9, said
+            assert process.returncode == -9, error
         identical = digests(out) == expected
         same, total = same + identical, total + killed
         print(f"run {number + 1}: {killed} kills, {'identical' if identical else 'DIFFERENT'}", flush=True)
@@ -86,13 +86,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--points", type=int, default=3, help="how often to kill at each point of saving")
+    parser.add_argument("--points", type=int, default=3, help="how often to kill at each write point")
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        same, total = storm(Path(place), given.runs, given.kills, given.seed)
+    with tempfile.TemporaryDirectory() as temporary:
+        same, total = storm(Path(temporary), given.runs, given.kills, given.seed)
     print(f"{same} of {given.runs} identical after {total} kills (seed {given.seed}, {platform.machine()})")
-    with tempfile.TemporaryDirectory() as place:
-        good, cases = at_every_point(Path(place), given.points)
-    print(f"{good} of {cases} identical after a kill at a point of saving ({platform.machine()})")
+    with tempfile.TemporaryDirectory() as temporary:
+        good, cases = at_every_point(Path(temporary), given.points)
+    print(f"{good} of {cases} identical after a kill at a write point ({platform.machine()})")
     sys.exit((same, good) != (given.runs, cases))

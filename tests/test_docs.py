@@ -1,9 +1,10 @@
-"""What the documents say runs as it stands."""
+"""The code and the commands in the documents run as printed."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from regard.config.recipe import read_recipe
 from regard.data.tokenize.train import Byte
 from regard.layers.lsh.attention import RankWindow
 from regard.models import zoo
+from regard.models.readouts import Label
 from regard.training.settings import Training
 from tests.small import save_model, small
 from tests.training.runs import regard, write_recipe
@@ -66,6 +68,19 @@ def test_the_python_and_the_output_of_the_page_on_long_texts_are_right(
     assert "\n".join(lines[:2]) in (ROOT / "docs" / "long.md").read_text()  # the title and the head of the table
     assert lines[2].startswith("decoder.1.self  mean ")
     assert lines[-1].startswith("decoder.1.self 0.")
+
+
+def test_the_python_of_the_page_on_reading_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    # Small untrained models stand for trained ones.
+    bert = zoo.bert(16, 1, 2)
+    models = {"bert": bert, "labels": replace(bert, readout=Label(("good", "bad"))), "gpt2": zoo.gpt2(16, 1, 2)}
+    for name, description in models.items():
+        save_model(tmp_path / "runs" / name, small(description))
+    found = blocks(ROOT / "docs" / "reading.md", "python")
+    for block in found:
+        exec(compile(block, "reading.md", "exec", dont_inherit=True), {})
+    assert len(found) == 4
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
