@@ -45,26 +45,10 @@ class Notice(Row):
         return f"warning: {self.text(**facts)}"
 
 
-NO_FILE = Fault(
-    "A file does not exist",
-    "no such file: {path}.",
-    "Current directory is {here}.{hint}",
-)
-UNREADABLE = Fault(
-    "A file cannot be read",
-    "cannot read {path}: {why}.",
-    "Name a readable file.",
-)
-EMPTY_TEXT = Fault(
-    "A corpus is empty",
-    "{path} has 0 lines.",
-    "Name a file that holds text.",
-)
-NOTHING_USABLE = Fault(
-    "Every text was left out",
-    "{path} has 0 usable {texts} of {count:,}: {reasons}.",
-    "{remedy}",
-)
+NO_FILE = Fault("A file does not exist", "no such file: {path}.", "Current directory is {here}.{hint}")
+UNREADABLE = Fault("A file cannot be read", "cannot read {path}: {why}.", "Name a readable file.")
+EMPTY_TEXT = Fault("A corpus is empty", "{path} has 0 lines.", "Name a file that holds text.")
+NOTHING_USABLE = Fault("Every text was left out", "{path} has 0 usable {texts} of {count:,}: {reasons}.", "{remedy}")
 BAD_UTF8 = Fault(
     "A byte is not UTF-8",
     "{path} line {line:,}, byte {byte:,}: 0x{value:02X} is not UTF-8 (looks like {likely}).",
@@ -124,9 +108,7 @@ OVERLAP = Notice(
     "Remove them from {path}.",
 )
 LEFT_OUT = Notice(
-    "Some texts were left out",
-    "{path}: {count:,} of {lines:,} left out: {reasons}.",
-    "They are listed in {listed}.",
+    "Some texts were left out", "{path}: {count:,} of {lines:,} left out: {reasons}.", "They are listed in {listed}."
 )
 VOCABULARY_TOO_LARGE = Fault(
     "The vocabulary is too large for the text",
@@ -178,12 +160,7 @@ OUT_OF_MEMORY_TOGETHER = Fault(
     "use a higher train.accumulate.",
     RunFailed,
 )
-DISK_FULL = Fault(
-    "A file cannot be written",
-    "cannot write {path}: {why} ({room}).",
-    "{remedy}",
-    DiskTrouble,
-)
+DISK_FULL = Fault("A file cannot be written", "cannot write {path}: {why} ({room}).", "{remedy}", DiskTrouble)
 CACHE_FULL = Fault(
     "The cache cannot be written",
     "cannot write the cache {path}: {why}.",
@@ -191,19 +168,11 @@ CACHE_FULL = Fault(
     DiskTrouble,
 )
 NOT_WRITABLE = Fault(
-    "The run's folder cannot be written",
-    "{folder} is not writable: {why}.",
-    "Choose --out or change permissions.",
+    "The run's folder cannot be written", "{folder} is not writable: {why}.", "Choose --out or change permissions."
 )
-IN_USE = Fault(
-    "Another run uses the folder",
-    "{folder} is in use by {holder}.",
-    "Stop it or choose another --out.",
-)
+IN_USE = Fault("Another run uses the folder", "{folder} is in use by {holder}.", "Stop it or choose another --out.")
 DAMAGED_CHECKPOINT = Notice(
-    "A checkpoint is damaged, an older one is not",
-    "{fault}; resuming from step-{step} instead.",
-    "",
+    "A checkpoint is damaged, an older one is not", "{fault}; resuming from step-{step} instead.", ""
 )
 NO_CHECKPOINT = Fault(
     "Every checkpoint is damaged",
@@ -234,12 +203,7 @@ PICKLE = Fault(
     "If you trust its maker: regard convert {folder} NEW --allow-pickle.",
     DamagedFile,
 )
-DAMAGED_WEIGHTS = Fault(
-    "Weights are damaged",
-    "{path} is damaged: {why}.",
-    "Restore it from a copy.",
-    DamagedFile,
-)
+DAMAGED_WEIGHTS = Fault("Weights are damaged", "{path} is damaged: {why}.", "Restore it from a copy.", DamagedFile)
 CONFIG_AND_WEIGHTS = Fault(
     "Description and weights do not belong together",
     "{what} ({folder}).",
@@ -271,7 +235,7 @@ BAD_TOKENIZER = Fault(
 )
 FOREIGN_TOKENIZER = Fault(
     "Tokenizer and model do not belong together",
-    "{path} has {found:,} tokens, the model knows {known:,}: they do not belong together.",
+    "{path} has {found:,} tokens, the model has {known:,}: they do not belong together.",
     "Copy both from the same run.",
     DamagedFile,
 )
@@ -280,8 +244,8 @@ _PREFACE = """# Error messages
 
 Every error is one line, `regard: error: what (where). what to do.`, and an exit code: 1 the run failed, 2 bad input or
 usage, 3 a damaged or hostile file, 4 cannot resume, 74 disk trouble, 130 and 143 signals. A traceback comes only with
-`--debug`. After a warning the work continues. This page is generated from `regard/messages.py`; a
-test provokes every message."""
+`--debug`. After a warning the work continues. This page is generated from `regard/messages.py`; a test provokes every
+message."""
 
 ROWS: dict[str, Row] = {name: value for name, value in vars().items() if isinstance(value, Row)}
 

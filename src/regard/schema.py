@@ -1,6 +1,6 @@
 """Schema of descriptions: frozen dataclasses to and from the tables that JSON and TOML can write.
 
-A slot's annotation names the classes it may hold; `{kind = "reduced_rank", rank = 8}` is resolved among those and the
+A field's annotation names the classes it may hold; `{kind = "reduced_rank", rank = 8}` is resolved among those and the
 classes that the caller passes as `also`. There is no registry: a file names no class that its reader does not offer.
 """
 
@@ -25,7 +25,7 @@ _LINE = 100  # characters; longer lists of a TOML table are written over several
 
 
 class UnknownKind(InputError):
-    """A table whose `kind` names none of the classes that its slot offers."""
+    """A table whose `kind` names none of the classes that its field offers."""
 
 
 def kind_of(cls: type) -> str:
@@ -208,7 +208,7 @@ def _fixed(inner: tuple[Any, ...]) -> bool:
 def _from_table(options: list[Any], value: Any, where: str, also: Sequence[type], *, closed: bool = False) -> Any:
     """A dataclass from a table; `kind` chooses among several, and a bare string is a kind with all its defaults.
 
-    A class of the slot wins over one of `also` with the same kind; a closed slot offers nothing of `also`.
+    A class of the field wins over one of `also` with the same kind; a closed field offers nothing of `also`.
     """
     if isinstance(value, str):
         value = {"kind": value}
@@ -256,7 +256,7 @@ def _expected(annotation: Any) -> str:
 
 def _kinds(options: list[Any]) -> str:
     """The kinds to choose from, where there are several."""
-    return f"Say kind = {_any_of(_as_toml(kind_of(option)) for option in options)}." if len(options) > 1 else ""
+    return f"Write kind = {_any_of(_as_toml(kind_of(option)) for option in options)}." if len(options) > 1 else ""
 
 
 def _any_of(names: Iterable[str]) -> str:

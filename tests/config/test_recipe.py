@@ -94,9 +94,9 @@ def test_invalid_recipes_are_refused_with_a_hint(tables: dict, message: str):
         ("train.schedule.kind=foo", 'unknown kind "foo" (r.toml: train.schedule). Known: constant, cosine, '
          "inverse_square_root, linear. A class of your own: parts=[...] or --parts FILE.py."),
         ("train.schedule=3", 'expected a table like { kind = "inverse_square_root" }, got 3 (r.toml: train.schedule). '
-         'Say kind = "inverse_square_root", "cosine", "linear" or "constant".'),
+         'Write kind = "inverse_square_root", "cosine", "linear" or "constant".'),
         ("train.schedule={warmup=5}", "a kind is missing (r.toml: train.schedule). "
-         'Say kind = "inverse_square_root", "cosine", "linear" or "constant".'),
+         'Write kind = "inverse_square_root", "cosine", "linear" or "constant".'),
         ("train.schedule={kind='linear', warmup=-1}",
          "warmup must be 0 or more, got -1 (r.toml: train.schedule.warmup)."),
         ("train.best=blue", '"blue" is not a choice (r.toml: train.best). Did you mean "bleu"?'),

@@ -297,8 +297,8 @@ def test_looks_are_of_the_same_lines_with_every_model(comparison: Comparison):
     assert 1 <= len(looks) <= 3
     for look in looks:
         assert dict(zip(comparison.sources, comparison.references))[look.source] == look.reference
-        assert len(look.seen) == 2
-        assert all(seen.cross_attentions for seen in look.seen)
+        assert len(look.traces) == 2
+        assert all(seen.cross_attentions for seen in look.traces)
 
 
 def made(names: list[str], texts: list[str], *, several: int = 3) -> tuple[Comparison, list[AttentionSample]]:

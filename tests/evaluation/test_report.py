@@ -47,7 +47,7 @@ def seen_of(tokens: list[str]) -> AttentionTrace:
 
 def written(folder: Path, evaluation: Evaluation = PLAIN, *, metrics: Path | None = None, samples: int = 12) -> str:
     path = folder / "report.html"
-    write_report(path, title="A run", evaluation=evaluation, metrics=metrics, looks=[], samples=samples)
+    write_report(path, title="A run", evaluation=evaluation, metrics=metrics, traces=[], samples=samples)
     return path.read_text(encoding="utf-8")
 
 
@@ -71,7 +71,7 @@ def test_hostile_text_makes_the_same_elements_as_harmless_text(tmp_path: Path):
         looks = [(text, seen_of(texts)) for text in texts]
         path = tmp_path / "report.html"
         title = " ".join(texts)
-        write_report(path, title=title, evaluation=evaluation, metrics=metrics, looks=looks, note=title)
+        write_report(path, title=title, evaluation=evaluation, metrics=metrics, traces=looks, note=title)
         found.append(Elements(path.read_text(encoding="utf-8")))
     assert found[0].found == found[1].found
     assert found[0].policy.startswith("default-src 'none';")
@@ -168,7 +168,7 @@ def test_each_look_is_an_alignment_under_its_caption(tmp_path: Path):
     seen = seen_of(["a", "b"])
     looks = [("first", seen), ("second", seen), ("deaf", AttentionTrace(["a"], ["b"], {}))]
     path = tmp_path / "report.html"
-    write_report(path, title="A run", evaluation=PLAIN, metrics=None, looks=looks)
+    write_report(path, title="A run", evaluation=PLAIN, metrics=None, traces=looks)
     text = path.read_text(encoding="utf-8")
     for caption in ("first", "second"):
         assert heatmap(["a", "b"], ["a", "b"], seen.alignment(), title=caption) in text

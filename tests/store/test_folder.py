@@ -158,7 +158,7 @@ def test_a_truncated_file_of_weights_is_refused(tmp_path: Path):
 
 
 def test_a_config_that_does_not_fit_the_weights_is_refused_before_anything_is_allocated(tmp_path: Path):
-    assert "config.json says" in damaged(tmp_path, edit_config(width=999_996))
+    assert "in config.json" in damaged(tmp_path, edit_config(width=999_996))
 
 
 def test_missing_and_unknown_tensors_are_named(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The command line: `regard VERB ...`; an error prints one line and sets the exit code."""
+"""The command line: `regard COMMAND ...`; an error prints one line and sets the exit code."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
-    """Run a verb; -> the exit code."""
+    """Run a command; -> the exit code."""
     try:
         with _notes():
             code = _invoke(arguments or ["--help"])
@@ -97,7 +97,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
 
 
 def _invoke(arguments: list[str]) -> int:
-    """Run a verb without catching errors; typer's own `main` would end the process when a pipe breaks."""
+    """Run a command without catching errors; typer's own `main` would end the process when a pipe breaks."""
     command = typer.main.get_command(app)
     try:
         with command.make_context("regard", list(arguments)) as context:

@@ -1,4 +1,4 @@
-"""The verbs evaluate, compare and check."""
+"""The commands evaluate, compare and check."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ def evaluate(
     ] = False,
     beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
     window: Annotated[
-        int | None,
-        typer.Option(help="Sliding window: tokens per pass.", min=1, show_default="as in training"),
+        int | None, typer.Option(help="Sliding window: tokens per pass.", min=1, show_default="as in training")
     ] = None,
     stride: Annotated[
         int | None,
@@ -90,10 +89,10 @@ def evaluate(
 
         from regard.evaluation.report import sample_lines, write_report
 
-        looks = [(found.sources[line], loaded.look(found.sources[line])) for line in sample_lines(found.sources)]
+        traces = [(found.sources[line], loaded.look(found.sources[line])) for line in sample_lines(found.sources)]
         metrics = model / "metrics.jsonl"
         note = f"regard {' '.join(sys.argv[1:])}, with {torch.get_num_threads()} threads on {loaded.device}."
-        write_report(report, title=model.name, evaluation=found, metrics=metrics, looks=looks, note=note)
+        write_report(report, title=model.name, evaluation=found, metrics=metrics, traces=traces, note=note)
         typer.echo(f"The report is in {report}.", err=True)
 
 
@@ -218,7 +217,7 @@ def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None,
         return read_pairs(source, reference)
     recipe = model / "recipe.toml"
     if not recipe.is_file():
-        raise InputError(f"{model} has no recipe.toml. Say --source F --reference F, or --text F.")
+        raise InputError(f"{model} has no recipe.toml. Give --source F --reference F, or --text F.")
     from regard.config.recipe import read_recipe
 
     corpus = read_recipe(recipe).text.read("test")

@@ -1,4 +1,4 @@
-"""Options that several verbs share, and reading and writing lines."""
+"""Options that several commands share, and reading and writing lines."""
 
 from __future__ import annotations
 

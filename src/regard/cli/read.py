@@ -1,4 +1,4 @@
-"""The verbs fill, embed, classify and score."""
+"""The commands fill, embed, classify and score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verb show."""
+"""The command show."""
 
 from __future__ import annotations
 
@@ -39,8 +39,7 @@ def show(
         str | None, typer.Option(help="The target or continuation to show; by default the model generates it.")
     ] = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Write the page to this file; it works offline.", show_default="a local server"),
+        Path | None, typer.Option(help="Write the page to this file; it works offline.", show_default="a local server")
     ] = None,
     against: Annotated[list[Path] | None, typer.Option(help="Another model to compare with; can be repeated.")] = None,
     checkpoints: Annotated[
@@ -72,19 +71,19 @@ def show(
     models = _models(model, against or [], checkpoints, device, threads, parts)
 
     def trace_text(text: str, target: str | None) -> TracePage:
-        return _seen(models, text, target, layers, beam, length, slider=checkpoints)
+        return _trace_page(models, text, target, layers, beam, length, slider=checkpoints)
 
     shown = trace_text(text, target)
     if out is None:
         _serve(shown, trace_text, port, browser)
         return
-    with progress(shown.work, "looking", least=_LONG) as done:
+    with progress(shown.work, "tracing", least=_LONG) as done:
         shown.save(out, progress=done)
     counts = [len(trace.weights) for _, trace in shown.traces]
     layers_of = " and ".join(str(count) for count in sorted(set(counts)))
-    seen_of = f"{layers_of} attention layer{'s' * (max(counts) > 1)}"
+    what = f"{layers_of} attention layer{'s' * (max(counts) > 1)}"
     each = f" of each of {len(counts)} models" if len(counts) > 1 else ""
-    typer.echo(f"{out} shows {f'{seen_of}{each}' if any(counts) else 'only text: this model has no attention'}.")
+    typer.echo(f"{out} shows {f'{what}{each}' if any(counts) else 'only text: this model has no attention'}.")
 
 
 def _models(
@@ -105,7 +104,7 @@ def _models(
     return {f"step {step:,}": load(folder, device=device, step=step, parts=own) for step in found}
 
 
-def _seen(
+def _trace_page(
     models: dict[str, LoadedModel],
     text: str,
     target: str | None,

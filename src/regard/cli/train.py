@@ -1,4 +1,4 @@
-"""The verbs train, plan, init and convert."""
+"""The commands train, plan, init and convert."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ def plan(
 
 def init(
     files: Annotated[
-        list[Path],
-        typer.Argument(help="One text, two parallel texts, or lines with a label.", show_default=False),
+        list[Path], typer.Argument(help="One text, two parallel texts, or lines with a label.", show_default=False)
     ],
 ) -> None:
     """Write a commented recipe for your own files.

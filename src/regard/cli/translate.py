@@ -1,4 +1,4 @@
-"""The verbs translate and generate."""
+"""The commands translate and generate."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def translate(
         int | None, typer.Option(help="Minimum number of tokens.", show_default="the model's, or 0")
     ] = None,
     no_repeat_ngram: Annotated[
-        int | None,
-        typer.Option(help="Repeat no n-gram of this size; 0 is off.", show_default="the model's, or 0"),
+        int | None, typer.Option(help="Repeat no n-gram of this size; 0 is off.", show_default="the model's, or 0")
     ] = None,
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1: makes repeated tokens less likely.", show_default="the model's, or 1")

@@ -1,4 +1,4 @@
-"""First recipes for a person's own files: commented TOML (`regard init`), or with a Model value of the caller's own."""
+"""First recipes for the user's own files: commented TOML (`regard init`), or a recipe around a Model value."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class FineTuning:
 
     init: str  # the pretrained model's folder
     pool: Pool | None = None  # how the states of a text become one vector, for a task that needs one
-    words: tuple[str, ...] = ()  # added to the vocabulary, a token each
+    words: tuple[str, ...] = ()  # added to the vocabulary, one token each
     max_positions: int | None = None  # more positions than the pretrained model has
 
     def __post_init__(self) -> None:

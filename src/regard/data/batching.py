@@ -15,7 +15,7 @@ from regard.data.draws import EpochOrder, Indices, MixtureComponent, permute
 from regard.errors import InputError
 
 IGNORE_INDEX = -100  # a target without loss, as in PyTorch
-_POOL = 100  # batches
+_POOL = 100  # batches per pool
 
 
 @dataclass(frozen=True, eq=False)

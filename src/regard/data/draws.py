@@ -25,7 +25,7 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)  # increment of SplitMix64
 
 @dataclass(frozen=True)
 class MixtureComponent:
-    """The samples of one subcorpus, each of which comes `weight` times per epoch."""
+    """The samples of one subcorpus, each of which occurs `weight` times per epoch."""
 
     samples: int
     weight: float = 1.0

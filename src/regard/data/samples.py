@@ -45,11 +45,11 @@ class Samples(Protocol):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Samples by sides: their tokens in a batch."""
+        """Samples by sides: how many tokens each has in a batch."""
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """Per side, the tokens of every text, also of those left out; bos and eos included."""
+        """Per side, the length of every text in tokens, left-out texts too; bos and eos included."""
 
     @property
     def left_out(self) -> LeftOut:
@@ -57,11 +57,11 @@ class Samples(Protocol):
 
     @property
     def bytes(self) -> int:
-        """The UTF-8 bytes of all that is predicted in an epoch."""
+        """The UTF-8 bytes of the texts that an epoch predicts."""
 
     @property
     def mixture(self) -> tuple[MixtureComponent, ...]:
-        """The samples of each subcorpus, and how often each comes per epoch."""
+        """The samples of each subcorpus, and how often each occurs per epoch."""
 
     @property
     def streams(self) -> int:
@@ -214,7 +214,7 @@ class FilteredSamples:
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """Per side, the tokens of every text."""
+        """Per side, the length of every text in tokens."""
         return tuple(side.lengths for side in self.sides)
 
     @property
@@ -245,7 +245,7 @@ class LabelledSamples(FilteredSamples):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Samples by sides: their tokens in a batch."""
+        """Samples by sides: how many tokens each has in a batch."""
         return self.filtered.columns["lengths"]
 
 
@@ -324,7 +324,7 @@ class ChunkSamples:
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every document."""
+        """The length of every document in tokens."""
         return (self.chunks.rows.lengths,)
 
     @property

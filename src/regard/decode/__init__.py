@@ -1,1 +1,1 @@
-"""Decoding: one beam search for all models, and what it serves: translate, generate, fill, embed, classify, score."""
+"""Decoding: beam search and sampling for all models; translate, generate, fill, embed, classify, score, align."""

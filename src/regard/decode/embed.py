@@ -24,7 +24,7 @@ TokenVectors = tuple[list[str], Vectors]
 """The tokens of a text, and one row per token."""
 
 Layer = int | Literal["mix"] | None
-"""Whose hidden states: a layer's (0 is the embedding), the mean of all layers, or those that the readout reads."""
+"""Which hidden states: a layer's (0: the embedding), "mix": the mean of all layers, None: those that the readout reads."""
 
 POOLS: dict[str, Pool] = {"mean": Mean(), "first": First(), "last": Last(), "max": Max()}
 
@@ -41,9 +41,9 @@ def embed(
     max_length: int | None = None,
     progress: Progress = lambda done: None,
 ) -> Vectors:
-    """One vector per text; without a `pool` by the model's own readout, or else the mean over the tokens.
+    """One vector per text, by `pool`; by default the model's readout, if it outputs vectors, else the mean of tokens.
 
-    Rows longer than `max_length` tokens are truncated.
+    Texts longer than `max_length` tokens are truncated.
     """
     if pool is not None and pool not in POOLS:
         raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, POOLS)}')

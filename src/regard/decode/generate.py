@@ -26,7 +26,7 @@ class Request:
     source: tuple[int, ...] | None
     max_tokens: int
     seed: int = 0
-    special_tokens: int = 1  # how many tokens of the prompt precede its text (BOS)
+    special_tokens: int = 1  # at the start of the prompt, before its text (BOS)
 
     @property
     def length(self) -> int:
@@ -142,13 +142,9 @@ def generate_texts(
         hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
         prompt = request.prompt[request.special_tokens :]
         start = len(tokenizer.decode(prompt))
-        texts = [tokenizer.decode([*prompt, *h.tokens]) for h in hypotheses]
-        generated.append(
-            [
-                GeneratedText(cut_at_stop(text, start, options.stop), h.score, h.log_probability, h.tokens, h.ended)
-                for text, h in zip(texts, hypotheses)
-            ]
-        )
+        texts = [cut_at_stop(tokenizer.decode([*prompt, *h.tokens]), start, options.stop) for h in hypotheses]
+        rows = zip(texts, hypotheses)
+        generated.append([GeneratedText(text, h.score, h.log_probability, h.tokens, h.ended) for text, h in rows])
     return generated
 
 
@@ -175,17 +171,11 @@ def generate_tokens(
         for indices in batch_requests(requests, BATCH_TOKENS // options.beam):
             batch = [requests[index] for index in indices]
             found = search(
-                network,
-                [request.prompt for request in batch],
-                options,
-                eos=eos,
-                limits=[request.max_tokens for request in batch],
+                network, [request.prompt for request in batch], options, eos=eos,
+                limits=[request.max_tokens for request in batch], seeds=[request.seed for request in batch],
                 source=encode_sources(network, [request.source for request in batch], ablation),
-                seeds=[request.seed for request in batch],
-                stopping_criterion=stopping_criterion,
-                on_step=on_step,
-                ablation=ablation,
-            )
+                stopping_criterion=stopping_criterion, on_step=on_step, ablation=ablation,
+            )  # fmt: skip
             for index, hypotheses in zip(indices, found):
                 results[index] = hypotheses
             progress(len(indices))
@@ -203,5 +193,5 @@ def encode_sources(
 
 
 def batch_requests(requests: Sequence[Request], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices of requests, longest first, in batches of at most so many tokens."""
+    """Indices of requests, longest first, in batches of at most this many tokens."""
     return batch_by_length([request.length for request in requests], tokens)

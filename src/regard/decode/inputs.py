@@ -55,7 +55,7 @@ def clamp_max_tokens(network: Network, max_tokens: int, used: int) -> int:
 
 
 def batch_by_length(lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices of rows of these lengths, longest first, in batches of at most so many tokens, padding included."""
+    """Indices of rows of these lengths, longest first, in batches of at most this many tokens, padding included."""
     batch: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batch[0]] if batch else 0
@@ -107,7 +107,7 @@ def network_inputs(network: Network, tokenizer: Tokenizer, segments: Sequence[To
         return {"ids": ids} if padding is None else {"ids": ids, "padding": padding}
     filled = Template.of(tokenizer).fill([token_rows(texts) for texts in segments])
     inputs = {"ids": torch.from_numpy(filled.ids), **padding_mask("padding", filled.lengths)}
-    if len(segments) > 1 and network.description.embed.segments > 1:  # RoBERTa has one for all texts
+    if len(segments) > 1 and network.description.embed.segments > 1:  # RoBERTa has one segment only
         inputs["segments"] = torch.from_numpy(filled.segments)
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
@@ -160,6 +160,6 @@ def input_length(network: Network, tokenizer: Tokenizer, texts: Tokens) -> int:
 
 
 def _has_template(network: Network) -> bool:
-    """Whether texts stand between BOS and EOS ([CLS] and [SEP]); not in language models and translators."""
+    """Whether BOS and EOS ([CLS] and [SEP]) enclose texts; not in language models and translation models."""
     model = network.description
     return model.shape == "encoder" or model.readout.outputs != "tokens"

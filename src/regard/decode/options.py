@@ -50,22 +50,15 @@ class Options:
     extra_eos: tuple[int, ...] = ()  # end a text, in addition to the end token
 
     def __post_init__(self) -> None:
-        bounds: list[tuple[str, float, float, float]] = [
-            ("beam", self.beam, 1, 1024),
-            ("n_best", self.n_best, 1, 1024),
-            ("temperature", self.temperature, 0, 100),
-            ("top_k", self.top_k, 0, 1 << 31),
-            ("top_p", self.top_p, 0, 1),
-            ("min_p", self.min_p, 0, 1),
-            ("no_repeat_ngram", self.no_repeat_ngram, 0, 1 << 20),
-            ("repetition_penalty", self.repetition_penalty, 0.01, 100),
-            ("min_tokens", self.min_tokens, 0, 1 << 31),
-            ("max_tokens", 1 if self.max_tokens is None else self.max_tokens, 0, 1 << 31),
-            ("coverage_penalty", self.coverage_penalty, 0, 100),
-            ("length_penalty", self.length_penalty, -10, 10),
-        ]
-        for name, value, least, most in bounds:
-            if not least <= value <= most:
+        bounds: dict[str, tuple[float, float]] = {
+            "beam": (1, 1024), "n_best": (1, 1024), "temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1),
+            "min_p": (0, 1), "no_repeat_ngram": (0, 1 << 20), "repetition_penalty": (0.01, 100),
+            "min_tokens": (0, 1 << 31), "max_tokens": (0, 1 << 31), "coverage_penalty": (0, 100),
+            "length_penalty": (-10, 10),
+        }  # fmt: skip
+        for name, (least, most) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
                 raise InputError(f"{name} must be {least} to {most}, got {value}.")
         if self.n_best > self.beam and self.temperature == 0:
             raise InputError(f"n_best {self.n_best} needs a beam of at least {self.n_best}, got beam {self.beam}.")
@@ -198,16 +191,11 @@ def _repeating_tokens(tokens: list[int], size: int) -> list[int]:
     return [tokens[i + size - 1] for i in range(len(tokens) - size + 1) if tokens[i : i + size - 1] == tail]
 
 
-_RENAMED = {
-    "num_beams": "beam",
-    "length_penalty": "length_penalty",
-    "normalization": "normalization",
-    "no_repeat_ngram_size": "no_repeat_ngram",
-    "repetition_penalty": "repetition_penalty",
-    "min_new_tokens": "min_tokens",
-    "max_new_tokens": "max_tokens",
-    "renormalize_logits": "renormalize_logits",
-}
+_HUGGING_FACE = {
+    "num_beams": "beam", "length_penalty": "length_penalty", "normalization": "normalization",
+    "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens", "max_new_tokens": "max_tokens", "renormalize_logits": "renormalize_logits",
+}  # fmt: skip
 
 
 def default_options(generation_config: Mapping[str, Any], *, ours: bool, translates: bool) -> Options:
@@ -218,7 +206,7 @@ def default_options(generation_config: Mapping[str, Any], *, ours: bool, transla
             if generation_config.get(theirs) is not None:
                 found[name] = max(0, generation_config[theirs] - 1)
         found["forced_bos"] = generation_config.get("forced_bos_token_id")
-    for theirs, name in _RENAMED.items():
+    for theirs, name in _HUGGING_FACE.items():
         if generation_config.get(theirs) is not None:
             found[name] = generation_config[theirs]
     early_stopping = generation_config.get("early_stopping")

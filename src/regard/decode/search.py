@@ -222,15 +222,13 @@ class _Beams:
 
     def prefill(self) -> int:
         """Chunked prefill: read long prompts in chunks, all but the last, if memory is constant; -> tokens read."""
-        chunks = (
-            (int(self.prompt_lengths.min()) - 1) // _PREFILL_CHUNK if self.network.description.constant_memory else 0
-        )
-        for start in range(0, chunks * _PREFILL_CHUNK, _PREFILL_CHUNK):
+        constant_memory, before_last = self.network.description.constant_memory, int(self.prompt_lengths.min()) - 1
+        read = before_last // _PREFILL_CHUNK * _PREFILL_CHUNK if constant_memory else 0
+        for start in range(0, read, _PREFILL_CHUNK):
             context = replace(self.context, padding=None, start=start)
             ids = self.input_ids[:, start : start + _PREFILL_CHUNK]
             _, self.memory = self.network.decode(ids, context, self.memory)
-        read, padding = chunks * _PREFILL_CHUNK, self.context.padding
-        self.input_ids = self.input_ids[:, read:]
+        padding, self.input_ids = self.context.padding, self.input_ids[:, read:]
         self.context = replace(self.context, start=read, padding=None if padding is None else padding[:, read:])
         return read
 

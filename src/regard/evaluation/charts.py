@@ -41,18 +41,13 @@ def points(lines: Lines, name: str) -> list[tuple[float, float]]:
 
 
 ACCENT, QUIET, _LINE = "#17508c", "#6c6f76", "#dcdcd6"
-
-
 _COLORS = (ACCENT, "#c4511d", "#2b7a4b", "#7a4fa3", "#a07400", "#b02a63", "#0a7a85", "#4d5057")
 _DARK = ("#86b7f3", "#ff9d70", "#7bcf9d", "#c6a5f2", "#e3bf5b", "#f58fb8", "#6bcfd8", "#c3c6cc")
 _MARKS = "osD^vPX*"
 _POINTS = 500  # per curve
 _DOTS = 16  # a curve of at most so many points marks each
 _LABELS = 12  # of buckets on the axis
-
-
 _WIDTH, _HEIGHT = 460, 180
-
 
 STYLE = (
     """
@@ -184,9 +179,8 @@ def draw(path: Path, panels: Sequence[Panel], title: str = "") -> None:
         axes[0, 0].lines, [str(number) for number in range(len(names))], loc="outside upper left", ncols=columns,
         frameon=False, labelcolor="linecolor",
     )  # fmt: skip
-    for text, name in zip(
-        legend.get_texts(), names
-    ):  # matplotlib would read $ as a formula and hide a name that begins with _
+    # In a label, matplotlib would read $ as a formula and hide a name that begins with _.
+    for text, name in zip(legend.get_texts(), names):
         text.set(parse_math=False, text=name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")

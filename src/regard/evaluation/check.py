@@ -35,7 +35,7 @@ TEXTS = (
 _LINES = 32  # of the user's text
 _ROWS = 4  # per batch
 _MAX_LENGTH = 80  # tokens per row, enough for the KV cache to grow twice
-_MIN_LENGTH = 12  # slots per row, however short the text
+_MIN_LENGTH = 12  # positions per row, however short the text
 
 Verdict = Literal["holds", "BROKEN", "drifts", "skipped", "noted"]
 
@@ -77,7 +77,7 @@ def check_laws(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: 
     """Check the laws one by one, so that each result can be printed at once."""
     texts = TEXTS if texts is None else [text for text in texts if text.strip()][:_LINES]
     if not texts:
-        raise InputError("no line holds a text (regard check). Name a file that has some.")
+        raise InputError("no line holds a text (regard check). Name a file that holds text.")
     probes = [random_probe(model, seed), *text_probes(model, texts)]
     for law in LAWS:
         lacking = law.lacks(model.description)
@@ -88,7 +88,7 @@ def check_laws(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: 
             errors = [error for probe in probes if (error := law.error(probe)) is not None]
         if errors:
             result = verdict(law.name, max(errors), law.allowed, law.measures)
-            yield drifting(result) if law.incremental and not _keeps_the_past(model.description) else result
+            yield drifting(result) if law.incremental and not _is_incremental(model.description) else result
         else:
             yield LawResult(law.name, "skipped", f"({law.nothing})")
     yield verdict("saving and loading changes nothing", saving(model, probes), 0.0)
@@ -103,7 +103,7 @@ def verdict(law: str, error: float, allowed: float, measures: str = "largest dif
     return LawResult(law, "holds" if error <= allowed else "BROKEN", detail, error, allowed)
 
 
-def _keeps_the_past(model: Model) -> bool:
+def _is_incremental(model: Model) -> bool:
     """False if a part states that later tokens change earlier outputs: published LSH chunks."""
     return all(part.facts.incremental for part in model.parts if isinstance(part, StatesFacts))
 
@@ -131,7 +131,7 @@ def random_probe(model: LoadedModel, seed: int) -> Probe:
 
 
 def text_probes(model: LoadedModel, texts: Sequence[str]) -> Iterator[Probe]:
-    """Texts as rows; a translator gets each text as source and as target, since no law asks for quality."""
+    """Texts as rows; a translator gets each text as source and as target, since no law measures quality."""
     source, target = model.tokenizer, model.target_tokenizer
     both = model.network.shape == "encoder-decoder"
     for start in range(0, len(texts), _ROWS):

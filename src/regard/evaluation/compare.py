@@ -111,20 +111,20 @@ class Comparison:
         """Size, speed and memory of a model."""
         training = "-" if model.training_speed is None else f"{model.training_speed:,.0f}"
         speed = f"{model.speed:,.1f}" if model.speed < 100 else f"{model.speed:,.0f}"
-        doing = {"beam": str(model.beam), "decoding lines/s": speed} if self.translates else {"reading bytes/s": speed}
+        work = {"beam": str(model.beam), "decoding lines/s": speed} if self.translates else {"reading bytes/s": speed}
         size = {"parameters": f"{model.parameters:,}", "training tokens/s": training}
-        return size | doing | {"peak memory": amount(model.memory)}
+        return size | work | {"peak memory": amount(model.memory)}
 
     def notes(self) -> list[str]:
         """How the numbers were measured."""
         tested = any(score.p is not None for model in self.models for score in model.scores.values())
         interval = f"±: half of the 95 % interval; p: of a difference from {self.models[0].name} ({_HOW})"
-        doing = "decoding" if self.translates else "reading"
+        work = "decoding" if self.translates else "reading"
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return [
             interval if tested else "one document gives no significance; give several documents",
             *(f"{self.titles[name]}: {signature}" for name, signature in self.signatures.items()),
-            f"{doing} on {self.device} with {threads}, each model in its own process; memory beyond Python and torch",
+            f"{work} on {self.device} with {threads}, each model in its own process; memory beyond Python and torch",
         ]
 
     def text(self) -> str:
@@ -185,8 +185,6 @@ def _table(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
     ]
     return "\n".join(line.rstrip() for line in lines)
 
-
-__all__ = ["AttentionSample", "Comparison", "attention_samples", "compare", "distinct_names", "plot_comparison"]
 
 UNITS: dict[str, Callable[[str], int]] = {"words": lambda text: len(text.split()), "characters": len}
 _DIFFERING = 8
@@ -274,7 +272,7 @@ class AttentionSample:
 
     source: str
     reference: str
-    seen: tuple[AttentionTrace, ...]
+    traces: tuple[AttentionTrace, ...]  # one per model
 
 
 def attention_samples(
@@ -282,14 +280,16 @@ def attention_samples(
 ) -> tuple[AttentionSample, ...]:
     """The attention of every model on a short, a medium and a long line; skips a line too long for some model."""
     pairs = [(comparison.sources[line], comparison.references[line]) for line in sample_lines(comparison.sources)]
-    seen: list[list[AttentionTrace]] = [[] for _ in pairs]
+    traces: list[list[AttentionTrace]] = [[] for _ in pairs]
     for contender in comparison.models:
         model = load(contender.folder, device=device, parts=parts)
-        for found, pair in zip(seen, pairs):
+        for found, pair in zip(traces, pairs):
             with suppress(InputError):
                 found.append(model.look(*pair))
     return tuple(
-        AttentionSample(*pair, tuple(found)) for pair, found in zip(pairs, seen) if len(found) == len(comparison.models)
+        AttentionSample(*pair, tuple(found))
+        for pair, found in zip(pairs, traces)
+        if len(found) == len(comparison.models)
     )
 
 

@@ -25,8 +25,8 @@ td small { display: block; color: var(--quiet) } td .sure { color: var(--accent)
 .below .plot { max-width: 40rem; margin-bottom: 1rem }
 .many { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 0 3rem }
 .many li { padding-left: 0 }
-.looks { display: flex; flex-wrap: wrap; gap: 0 2rem; margin-bottom: 1.2rem } .looks .wide { margin: .4rem 0 }
-.looks figure { max-width: 100% } .looks svg { max-width: 100%; height: auto } .looks p { max-width: 14rem }
+.attention { display: flex; flex-wrap: wrap; gap: 0 2rem; margin-bottom: 1.2rem } .attention .wide { margin: .4rem 0 }
+.attention figure { max-width: 100% } .attention svg { max-width: 100%; height: auto } .attention p { max-width: 14rem }
 """
 )
 _BESIDE = 3
@@ -34,9 +34,9 @@ _NO_ATTENTION = "no attention: the decoder reads only the encoder's last state"
 
 
 def write_comparison(
-    path: str | Path, comparison: Comparison, looks: Sequence[AttentionSample] = (), *, note: str = ""
+    path: str | Path, comparison: Comparison, samples: Sequence[AttentionSample] = (), *, note: str = ""
 ) -> None:
-    """Write the report; `note` tells the command."""
+    """Write the report; `note` is the command line."""
     title = f"{len(comparison.models)} models on {comparison.corpus}"
     axes = comparison.axes
     kinds = "lines" if comparison.translates else "documents"
@@ -46,7 +46,7 @@ def write_comparison(
         _models(comparison),
         *(_axis(comparison, name, rows) for name, rows in axes.items()),
         _samples(comparison),
-        _looks(comparison, looks),
+        _attention(comparison, samples),
         *(_group(comparison, name, rows) for name, rows in comparison.models[0].rows.items() if name not in axes),
         footer([f"{comparison.seconds:.1f} s", *filter(None, [note, *comparison.notes()])]),
     ]
@@ -140,17 +140,17 @@ def _translation(hypothesis: str, reference: str) -> str:
     return f'<dd class="{"right" if right else "wrong"}">{mark(right=right)}<bdi>{escaped(hypothesis)}</bdi></dd>'
 
 
-def _looks(comparison: Comparison, looks: Sequence[AttentionSample]) -> str:
+def _attention(comparison: Comparison, samples: Sequence[AttentionSample]) -> str:
     """The attention of all models for the same lines, side by side."""
-    drawn = "".join(_sample_figures(comparison.models, sample) for sample in looks)
+    drawn = "".join(_sample_figures(comparison.models, sample) for sample in samples)
     note = "rows: target tokens (queries); columns: source tokens (keys); the heads that align best"
     return f"<h2>Attention<small>{note}</small></h2>{drawn}" if drawn else ""
 
 
 def _sample_figures(models: Sequence[Contender], sample: AttentionSample) -> str:
     figures = "".join(
-        overview(seen.source_tokens, seen.target_tokens, seen.alignment_weights, title=name)
+        overview(trace.source_tokens, trace.target_tokens, trace.alignment_weights, title=name)
         or f'<figure class="wide"><figcaption>{escaped(name)}</figcaption><p class="quiet">{_NO_ATTENTION}</p></figure>'
-        for name, seen in zip((short(model.name, 28) for model in models), sample.seen)
+        for name, trace in zip((short(model.name, 28) for model in models), sample.traces)
     )
-    return f'<p><bdi>{escaped(sample.source)}</bdi></p><div class="looks">{figures}</div>'
+    return f'<p><bdi>{escaped(sample.source)}</bdi></p><div class="attention">{figures}</div>'

@@ -165,19 +165,19 @@ def _by_label(
     predicted: np.ndarray[Any, Any], expected: np.ndarray[Any, Any], names: Sequence[str]
 ) -> tuple[LabelRow, ...]:
     """Precision, recall and F1 of every label that occurs."""
-    hits, given, there = (
+    hits, given, actual = (
         np.bincount(some, minlength=len(names)) for some in (predicted[predicted == expected], predicted, expected)
     )  # fmt: skip
     return tuple(
         LabelRow(
             name,
-            int(there[label]),
+            int(actual[label]),
             float(hits[label] / max(1, given[label])),
-            float(hits[label] / max(1, there[label])),
-            float(2 * hits[label] / (given[label] + there[label])),
+            float(hits[label] / max(1, actual[label])),
+            float(2 * hits[label] / (given[label] + actual[label])),
         )
         for label, name in enumerate(names)
-        if given[label] + there[label]
+        if given[label] + actual[label]
     )
 
 

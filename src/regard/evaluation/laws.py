@@ -28,12 +28,12 @@ from regard.models.model import Model, Network
 class Probe:
     """A network with a batch of inputs: ids and padding, and those of the source if there is one.
 
-    Padding is on the right. Every slot holds some token id, so a law may ignore the padding and read whole rows.
+    Padding is on the right. Every position holds some token id, so a law may ignore the padding and read whole rows.
     """
 
     network: Network
     inputs: Mapping[str, Tensor]
-    end: int
+    end: int  # the end token
 
     @property
     def ids(self) -> Tensor:
@@ -71,7 +71,7 @@ class Probe:
         return {f"{side}ids": self.inputs[f"{side}ids"][row : row + 1, :n] for side, n in lengths.items()}
 
     def other(self, ids: Tensor, side: str = "") -> Tensor:
-        """Ids of the same shape, with a different token in every slot."""
+        """Ids of the same shape, with a different token at every position."""
         embed = self.network.source_embed if side else self.network.embed
         return (ids + 1) % embed.table.num_embeddings
 
@@ -365,7 +365,7 @@ def gradients(probe: Probe) -> float | None:
         draw = torch.Generator().manual_seed(0)
         direction = [torch.randn(weight.shape, generator=draw, dtype=weight.dtype) for weight in weights]
         found = torch.autograd.grad(_objective(network, inputs), weights, allow_unused=True)
-        slope = sum(float((g * d).sum()) for g, d in zip(found, direction) if g is not None)
+        derivative = sum(float((g * d).sum()) for g, d in zip(found, direction) if g is not None)
         size = math.sqrt(sum(float(g.square().sum()) for g in found if g is not None))
         errors = []
         with torch.no_grad():
@@ -376,7 +376,7 @@ def gradients(probe: Probe) -> float | None:
                     for weight, d in zip(weights, direction):
                         weight.add_(d, alpha=move)
                 difference = float(losses[1] - losses[2]) / (2 * step)
-                errors.append(abs(slope - difference) / max(abs(difference), size, 1e-30))
+                errors.append(abs(derivative - difference) / max(abs(difference), size, 1e-30))
     return min(errors) if all(map(math.isfinite, errors)) else math.inf
 
 

@@ -90,11 +90,11 @@ class Estimate:
 
 def plan(recipe: Recipe, device: torch.device) -> Estimate:
     """Estimate what a recipe takes on this device: train a throw-away network for a few steps."""
-    material = read_setup(recipe)
-    samples, settings = material.samples, recipe.train
+    setup = read_setup(recipe)
+    samples, settings = setup.samples, recipe.train
     if settings.batch_tokens == "fit":
-        settings = replace(settings, batch_tokens=largest_batch(material.network, samples, settings, device)[0])
-    probe = Probe(material.network, samples, settings, device)
+        settings = replace(settings, batch_tokens=largest_batch(setup.network, samples, settings, device)[0])
+    probe = Probe(setup.network, samples, settings, device)
     epoch, sizes = first_epoch(probe.trainer.batches), samples.lengths.sum(1)
     memory = probe.memory(epoch.largest)
     parts = micro_batches_that_fit(memory, settings.accumulate, len(epoch.largest))
@@ -104,7 +104,7 @@ def plan(recipe: Recipe, device: torch.device) -> Estimate:
     return Estimate(
         parameters=parameters(trainer.network),
         memory=memory,
-        texts=len(material.corpus),
+        texts=len(setup.corpus),
         longest=int(sizes.max()),
         oversized=int((sizes > settings.budget).sum()),
         epoch_tokens=epoch.tokens,
@@ -115,10 +115,10 @@ def plan(recipe: Recipe, device: torch.device) -> Estimate:
         accumulate=trainer.accumulate,
         tokens_per_second=median(speeds),
         timed_steps=len(speeds),
-        validations=settings.steps // settings.valid_every if material.valid is not None else 0,
+        validations=settings.steps // settings.valid_every if setup.valid is not None else 0,
         device=device.type,
         threads=torch.get_num_threads(),
-        remedies=remedies(material, memory, parts) if memory.total > memory.available else (),
+        remedies=remedies(setup, memory, parts) if memory.total > memory.available else (),
     )
 
 
@@ -151,19 +151,16 @@ def micro_batches_that_fit(memory: Memory, accumulate: int, samples: int) -> int
     return None
 
 
-def remedies(material: Setup, memory: Memory, parts: int | None) -> tuple[str, ...]:
+def remedies(setup: Setup, memory: Memory, parts: int | None) -> tuple[str, ...]:
     """What to change so that it fits; what leaves the result unchanged comes first."""
-    settings, task = material.recipe.train, material.task
+    settings, task = setup.recipe.train, setup.task
     length = fields(task)[0].name
     smaller = "model.width: use a smaller model"
     sharded = 'train.parallel = "shard" with several processes: each holds a part of the weights'
     if memory.static > memory.available:
         return (smaller, sharded)
-    found = (
-        []
-        if settings.gradient_checkpointing
-        else ["train.gradient_checkpointing = true: the same result, slower, fewer activations"]
-    )
+    checkpointing = "train.gradient_checkpointing = true: the same result, slower, fewer activations"
+    found = [] if settings.gradient_checkpointing else [checkpointing]
     if parts is not None:
         fewer = settings.budget * settings.accumulate // parts if isinstance(settings.batch_tokens, int) else 1024
         return (

@@ -53,11 +53,11 @@ def write_report(
     title: str,
     evaluation: Evaluation,
     metrics: Path | None,
-    looks: Sequence[tuple[str, AttentionTrace]],
+    traces: Sequence[tuple[str, AttentionTrace]],
     samples: int = 12,
     note: str = "",
 ) -> None:
-    """Write the report; `metrics` is the run's metrics.jsonl, `note` tells the command."""
+    """Write the report; `metrics` is the run's metrics.jsonl, `note` is the command line."""
     body = [
         f"<h1>{escaped(title)}</h1>",
         f'<p class="quiet">{escaped(note)}</p>' if note else "",
@@ -66,7 +66,7 @@ def write_report(
         _rows_section("By source length", "in tokens", evaluation.by_length),
         *(_rows_section(f"By {name}", _order(rows), rows) for name, rows in evaluation.groups.items()),
         _samples_section(evaluation, samples),
-        _looks_section(looks),
+        _attention_section(traces),
         _footer(evaluation),
     ]
     write_file(path, document(title, STYLE, "\n".join(filter(None, body))).encode())
@@ -175,11 +175,11 @@ def sample_lines(sources: Sequence[str]) -> list[int]:
     return list(dict.fromkeys(chosen))
 
 
-def _looks_section(looks: Sequence[tuple[str, AttentionTrace]]) -> str:
+def _attention_section(traces: Sequence[tuple[str, AttentionTrace]]) -> str:
     """An attention matrix per sample, if the model has attention."""
     drawn = [
-        overview(seen.source_tokens, seen.target_tokens, seen.alignment_weights, title=caption)
-        for caption, seen in looks
+        overview(trace.source_tokens, trace.target_tokens, trace.alignment_weights, title=caption)
+        for caption, trace in traces
     ]
     note = "rows: target tokens (queries); columns: source tokens (keys); the heads that align best"
     return f"<h2>Attention<small>{note}</small></h2>{''.join(drawn)}" if any(drawn) else ""

@@ -1,6 +1,6 @@
 """Scores with confidence intervals and paired bootstrap tests (Koehn 2004).
 
-Every metric is a sum of statistics over lines: they are counted once per line, so any choice of lines scores at once.
+Every metric is a sum of statistics over lines: they are counted once per line, so scoring any subset of lines is fast.
 """
 
 from __future__ import annotations
@@ -123,9 +123,7 @@ def _sacrebleu(metric: Any) -> Metric:
     return Metric(count, score, str(metric.get_signature()))
 
 
-SAMPLES, SEED = 1000, 12345  # as sacreBLEU has them
-
-
+SAMPLES, SEED = 1000, 12345  # as in sacreBLEU
 _TIE = 1e-9
 
 

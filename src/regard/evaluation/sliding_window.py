@@ -42,8 +42,8 @@ class SlidingWindow:
     @classmethod
     def of(cls, model: LoadedModel, length: int | None = None, stride: int | None = None) -> SlidingWindow:
         """The window of a model: the length it was trained on, else its maximum; the stride is half of that."""
-        longest, learnt = model.network.max_positions, model.config.get(TRAINED_LENGTH)
-        length = min(filter(None, (learnt, longest)), default=_WINDOW) if length is None else length
+        longest, trained = model.network.max_positions, model.config.get(TRAINED_LENGTH)
+        length = min(filter(None, (trained, longest)), default=_WINDOW) if length is None else length
         if length < 1 or (longest is not None and length > longest):
             reads = "any number" if longest is None else f"1 to {longest:,}"
             raise InputError(
@@ -118,24 +118,23 @@ def _in_segments(
     rows = max(1, _BATCH_TOKENS // mode.length)
     with torch.inference_mode():
         for some in np.split(order[lengths[order] > 0], range(rows, int((lengths > 0).sum()), rows)):
-            past, going = CarriedMemory(), some
-            while len(going):
-                left = lengths[going] - past.position
+            carried, unfinished = CarriedMemory(), some
+            while len(unfinished):
+                left = lengths[unfinished] - carried.position
                 staying = np.flatnonzero(left > 0)
-                if len(staying) < len(going):
-                    going, left = going[staying], left[staying]
-                    past.memory = select(past.memory, torch.from_numpy(staying).to(model.device))
-                if len(going):
-                    piece = TokenRows(
-                        documents.tokens, documents.starts[going] + past.position, np.minimum(left, mode.length) + 1
-                    )  # fmt: skip
-                    np.add.at(losses, *_token_losses(model, piece, going, past))
+                if len(staying) < len(unfinished):
+                    unfinished, left = unfinished[staying], left[staying]
+                    carried.memory = select(carried.memory, torch.from_numpy(staying).to(model.device))
+                if len(unfinished):
+                    starts = documents.starts[unfinished] + carried.position
+                    piece = TokenRows(documents.tokens, starts, np.minimum(left, mode.length) + 1)
+                    np.add.at(losses, *_token_losses(model, piece, unfinished, carried))
                     advance(int((piece.lengths - 1).sum()))
     return losses, int(lengths.sum())
 
 
 def _token_losses(
-    model: LoadedModel, rows: TokenRows, owners: Indices, past: CarriedMemory | None, known: Indices | int = 0
+    model: LoadedModel, rows: TokenRows, owners: Indices, carried: CarriedMemory | None, known: Indices | int = 0
 ) -> tuple[Indices, NDArray[np.float64]]:
     """The document and the loss of each token of some rows, without the first `known` of each row."""
     every, lengths = np.arange(len(owners)), np.asarray(rows.lengths) - 1
@@ -146,7 +145,7 @@ def _token_losses(
     new = (columns >= np.asarray(known).reshape(-1, 1)) & (columns < lengths[:, None])
     wanted = torch.from_numpy(new)
     states = model.network.hidden_states(
-        ids, padding=None if padding is None else padding.to(model.device), carried=past
+        ids, padding=None if padding is None else padding.to(model.device), carried=carried
     )
     values = log_probabilities(model.network, states[wanted.to(model.device)], targets[wanted].to(model.device))
     return owners[np.nonzero(new)[0]], -values.double().cpu().numpy()

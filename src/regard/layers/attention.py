@@ -19,7 +19,7 @@ from regard.layers.positions import AttentionPosition, Position, require_attache
 from regard.layers.record import AttentionWeights, Rows, ScoreInputs
 from regard.layers.scores import Dot, Score, ScoreFunction
 
-_LONG = 1 << 16  # tokens
+_LONG = 1 << 16  # tokens, from which queries, keys and values are projected one by one
 
 
 @dataclass(frozen=True)
@@ -79,23 +79,21 @@ class SelfAttentionLayer(Sublayer):
                 # Keys that no query can attend to any more are skipped, where all rows are at the same slot.
                 first = 0 if isinstance(context.start, Tensor) else self.pattern.first_key(context.start)
                 k, v = (part[:, :, first : context.total_length(x.shape[1])] for part in memory)
-        y = attend_in_bands(self.score, self.pattern, q, k, v, context, out=self.out.weight) if fresh else None
-        if y is not None:
-            return self.out(merge_heads(y)), memory if context.remember else None
-        slots = torch.arange(first, first + k.shape[2], device=x.device)
-        mask, causal = self.mask(x.shape[1], slots, context, fresh)
-        bias = None
-        if context.position_bias is not None:
-            positions = context.token_positions(x.shape[1], x.device)
-            bias = context.position_bias(positions, positions if fresh else slots)
-        y = attend(self.score, q, k, v, mask, context, bias=bias, causal=causal, out=self.out.weight, first=first)
+        out, bias = self.out.weight, None
+        y = attend_in_bands(self.score, self.pattern, q, k, v, context, out=out) if fresh else None
+        if y is None:
+            slots = torch.arange(first, first + k.shape[2], device=x.device)
+            mask, causal = self.mask(x.shape[1], slots, context, fresh)
+            if context.position_bias is not None:
+                positions = context.token_positions(x.shape[1], x.device)
+                bias = context.position_bias(positions, positions if fresh else slots)
+            y = attend(self.score, q, k, v, mask, context, bias=bias, causal=causal, out=out, first=first)
         return self.out(merge_heads(y)), memory if context.remember else None
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
         """BTD -> queries, keys, values.
 
-        Long inputs are projected one by one: the backward pass then never holds the fused gradient and its parts at
-        once.
+        Those of long texts are projected one by one: the backward pass then never holds a fused gradient and its parts.
         """
         if x.shape[1] < _LONG:
             fused: Tensor = self.query_key_value(x)
@@ -176,23 +174,13 @@ class CrossAttentionLayer(Sublayer):
 
 
 def attend(
-    score: ScoreFunction,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None,
-    context: Context,
-    *,
-    bias: Tensor | None = None,
-    factor: Tensor | None = None,
-    causal: bool = False,
-    rows: int | None = None,
-    out: Tensor | None = None,
-    first: int = 0,
-) -> Tensor:
+    score: ScoreFunction, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, context: Context, *,
+    bias: Tensor | None = None, factor: Tensor | None = None, causal: bool = False, rows: int | None = None,
+    out: Tensor | None = None, first: int = 0,
+) -> Tensor:  # fmt: skip
     """Scaled dot-product (or other) attention: projected BHTK, BHSK and BHSV -> BHTV.
 
-    A dot product goes to the fused kernel, unless there is a factor on the weights. Recorded weights are computed
+    Dot products use the fused kernel, unless there is a `factor` on the weights. Recorded weights are computed
     beside the kernel, never instead of it, so recording changes nothing. `out` is the output projection, `first` the
     slot of the first key, `rows` the number of rows when beams are folded into queries.
     """
@@ -224,7 +212,7 @@ class ScoredWeights(AttentionWeights):
     causal: bool = False  # the kernel's `is_causal`, without a mask
     beams: int = 1
     known: Tensor | None = None  # all weights, where the layer computed them itself
-    first: int = 0  # the slot of the first key; earlier values weigh 0
+    first: int = 0  # the slot of the first key; earlier keys have weight 0
 
     @property
     def queries(self) -> int:
@@ -274,15 +262,9 @@ class ScoredWeights(AttentionWeights):
 
 
 def attend_in_bands(
-    score: ScoreFunction,
-    pattern: SelfPattern,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    context: Context,
-    *,
+    score: ScoreFunction, pattern: SelfPattern, q: Tensor, k: Tensor, v: Tensor, context: Context, *,
     out: Tensor | None = None,
-) -> Tensor | None:
+) -> Tensor | None:  # fmt: skip
     """As `attend`, in bands of chunks; None unless the pattern spans few chunks and the score is a dot product."""
     if context.position_bias is not None or score.scale is None:
         return None

@@ -153,8 +153,8 @@ class Context:
 class Sublayer(nn.Module):
     """x: BTD -> BTD, and the memory for the next call. Nothing is ever kept on the module.
 
-    A call consumes its memory; to branch, `select`. Memory must be returned when `context.remember`, and may always be
-    where it costs nothing (a recurrent state).
+    A call may overwrite the memory it gets: to branch, copy it with `select`. Memory is returned if `context.remember`,
+    or where it costs nothing (a recurrent state).
     """
 
     position_wise = False  # a fact, not an option: the output of a token depends on that token only

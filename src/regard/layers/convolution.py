@@ -1,6 +1,6 @@
 """Convolutional sequence to sequence learning (Gehring 2017): gated convolutions, multi-step attention, their residual.
 
-Nothing recurs, so all tokens are computed at once: in the encoder, and in the decoder during training. A convolution
+There is no recurrence: all tokens are computed at once, in the encoder, and in the decoder during training. A convolution
 reads `kernel_width` tokens; the receptive field of a stack is `depth * (kernel_width - 1) + 1` tokens. Every decoder
 layer attends to the source. The paper's letters: h, output of a layer; z, output of the encoder; e and g, embeddings of
 source and target tokens; d, decoder state summary (the query); a, attention weights; c, context vector; m, source
@@ -59,8 +59,8 @@ class ConvolutionLayer(Sublayer):
         self.after = self.kernel_width - 1 - self.before
         self.kernel = nn.Linear(self.kernel_width * width, 2 * width)
         # A gated linear unit keeps a quarter of the variance, and dropout on the input increases it (section 3.5).
-        spread = math.sqrt(4 * (1 - description.dropout) / (self.kernel_width * width))
-        self.kernel.weight = nn.Parameter(normal_table(2 * width, self.kernel_width * width, spread))
+        std = math.sqrt(4 * (1 - description.dropout) / (self.kernel_width * width))
+        self.kernel.weight = nn.Parameter(normal_table(2 * width, self.kernel_width * width, std))
         nn.init.zeros_(self.kernel.bias)
         self.dropout = nn.Dropout(description.dropout)
 
@@ -84,14 +84,14 @@ class ConvolutionLayer(Sublayer):
     def windows(self, inputs: Tensor, context: Context) -> Tensor:
         """BSD -> `BT, kernel_width * D`: the inputs under each token's kernel, zero in other packed documents."""
         length = inputs.shape[1] - self.kernel_width + 1
-        read = [inputs[:, tap : tap + length] for tap in range(self.kernel_width)]
+        taps = [inputs[:, tap : tap + length] for tap in range(self.kernel_width)]
         if context.document is not None:
             document = context.document
             first, last = document[:, :1].expand(-1, self.before), document[:, -1:].expand(-1, self.after)
-            beside = torch.cat([first, document, last], dim=1)
-            same = (beside[:, tap : tap + length] == document for tap in range(self.kernel_width))
-            read = [part.masked_fill(~here[..., None], 0.0) for part, here in zip(read, same)]
-        return torch.cat(read, dim=-1)
+            padded = torch.cat([first, document, last], dim=1)
+            same = (padded[:, tap : tap + length] == document for tap in range(self.kernel_width))
+            taps = [part.masked_fill(~here[..., None], 0.0) for part, here in zip(taps, same)]
+        return torch.cat(taps, dim=-1)
 
     def last(self, inputs: Tensor, context: Context) -> Tensor:
         """-> `B, kernel_width - 1, D`: the last inputs of each row, padding left out."""
@@ -166,7 +166,6 @@ class MultiStepAttentionLayer(Sublayer):
         """RTD -> RTD: the values of the source, weighted by each query's attention."""
         assert context.source is not None
         k, v = keys.tree
-        # The beams of a sentence are only more queries to the same keys.
         queries, slots = fold_beams(d, context.slots(d.shape[1], d.device), k.shape[0])
         mask, factor = self.source_mask(queries, slots, context.source)
         q = self.score.queries(queries[:, None])

@@ -109,8 +109,8 @@ class Window(SelfPattern):
         _require_window(self.length, "model.window", 256)
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        back = queries[..., None] - keys
-        return (back >= 0) & (back < self.length)
+        distance = queries[..., None] - keys
+        return (distance >= 0) & (distance < self.length)
 
     def first_key(self, slot: int) -> int:
         return max(0, slot - self.length + 1)

@@ -77,7 +77,7 @@ class AttentionWeights:
 
 @dataclass
 class Record:
-    """Recorded attention weights by layer name. Containers name, leaves write.
+    """Recorded attention weights by layer name, which is the layer's path in the model.
 
     Each call appends its rows, so decoding step by step records the same matrix as one full pass.
     """
@@ -100,7 +100,7 @@ class Record:
         self.rows.setdefault(name, []).append(weights.detach())
 
     def matrix(self, name: str) -> Tensor:
-        """All rows of a layer as one BHTS tensor; keys that came later weigh 0."""
+        """All rows of a layer as one BHTS tensor; keys of later calls have weight 0."""
         parts = self.rows[name]
         keys = max(part.shape[-1] for part in parts)
         return torch.cat([nn.functional.pad(part, (0, keys - part.shape[-1])) for part in parts], dim=2)

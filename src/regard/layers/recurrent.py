@@ -135,7 +135,7 @@ Cell = RNN | GRU | LSTM
 
 
 def initialise(module: nn.RNNBase, cell: Cell) -> nn.RNNBase:
-    """Torch's module with Glorot's initialisation, gate by gate, as all linear maps have it."""
+    """Torch's module with Glorot initialization per gate, as in all linear maps here."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name.startswith("bias_ih"):

@@ -233,11 +233,7 @@ def sliced(context: Context, part: slice, length: int) -> Context:
 def autocast_settings(device: torch.device) -> dict[str, Any]:
     """The arguments of `torch.autocast` that restore the current mixed precision."""
     kind = device.type
-    return {
-        "device_type": kind,
-        "enabled": torch.is_autocast_enabled(kind),
-        "dtype": torch.get_autocast_dtype(kind),
-    }
+    return {"device_type": kind, "enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
 
 
 def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
@@ -248,7 +244,7 @@ def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
 
 @contextmanager
 def replaying(state: tuple[Tensor, Tensor | None], device: torch.device) -> Iterator[None]:
-    """Draw the same random numbers as from `state` on, then restore the generators."""
+    """Draw the random numbers that follow `state`, then restore the generators."""
     now = random_state(device)
     try:
         _restore(state, device)

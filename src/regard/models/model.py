@@ -28,19 +28,9 @@ from regard.layers.reversible import Reversible
 from regard.models.readouts import BidirectionalVocabulary, Label, LayerMix, Number, Readout, Tags, Vector, Vocabulary
 
 AnySublayer = (
-    SelfAttention
-    | LSHAttention
-    | CrossAttention
-    | GatedAttention
-    | FeedForward
-    | Boom
-    | Recurrent
-    | AttentionalVector
-    | AttentionDecoder
-    | BidirectionalLSTM
-    | Convolution
-    | MultiStepAttention
-)
+    SelfAttention | LSHAttention | CrossAttention | GatedAttention | FeedForward | Boom | Recurrent | AttentionalVector
+    | AttentionDecoder | BidirectionalLSTM | Convolution | MultiStepAttention
+)  # fmt: skip
 Join = PostNorm | PreNorm | TwinNorm | Replace | Reversible | ScaledResidual
 AnyReadout = Vocabulary | BidirectionalVocabulary | Label | Number | Tags | Vector
 Shape = Literal["encoder", "decoder", "encoder-decoder"]
@@ -83,12 +73,10 @@ class StackLayers(nn.Module):
     def __init__(self, description: Stack, width: int, source_width: int | None) -> None:
         super().__init__()
         join, dropout = description.join, description.dropout
-        self.layers = join.layers(
-            [
-                {part.name: join.build(part.build(width, source_width), width, dropout) for part in layer}
-                for layer in description.layers
-            ]
-        )
+        self.layers = join.layers([
+            {part.name: join.build(part.build(width, source_width), width, dropout) for part in layer}
+            for layer in description.layers
+        ])  # fmt: skip
         self.final_norm = join.final_norm(description.output_width(width))
         self.incremental = description.incremental
         self.reads_embedding = any(facts_of(part).reads_embedding for part in description.parts)
@@ -322,12 +310,8 @@ class Network(nn.Module):
         return loss + self.description.auxiliary.weight * self.auxiliary.loss(states, auxiliary, 0.0, padding)
 
     def encode(
-        self,
-        ids: Tensor,
-        padding: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-    ) -> Tensor:
+        self, ids: Tensor, padding: Tensor | None = None, segments: Tensor | None = None, positions: Tensor | None = None
+    ) -> Tensor:  # fmt: skip
         """BS -> BSD: the encoder's hidden states, in the caller's order."""
         if self.encoder is None:
             raise InputError("this model has no encoder. Call hidden_states instead.")

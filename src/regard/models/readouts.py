@@ -117,7 +117,7 @@ class VocabularyReadout(Readout):
         """...D, ... -> the summed cross entropy; negative targets are ignored."""
         real = targets >= 0
         inputs: list[Tensor | None] = [self.prepare(states[real]), self.lm_head.weight, self.lm_head.bias]
-        if not torch.is_grad_enabled():  # an autograd function cannot see this from inside
+        if not torch.is_grad_enabled():  # which a Function's needs_input_grad ignores
             inputs = [None if tensor is None else tensor.detach() for tensor in inputs]
         loss: Tensor = ChunkedCrossEntropy.apply(*inputs, targets[real], smoothing)  # type: ignore[no-untyped-call]
         return loss
@@ -447,7 +447,7 @@ class LayerMix:
     normed: bool = False
 
     def build(self, layers: int) -> LayerMixLayer:
-        """The module for so many states: the embedding's and one per layer."""
+        """The module for this many states: the embedding's and one per layer."""
         return LayerMixLayer(self, layers)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.data.read.report import DataReport, LengthHistogram
 
 _LEVELS = 24
-_LONGEST_LABEL = 20
+_MAX_LABEL = 20  # characters
 _FAINTEST_MAXIMUM = 0.25
 # Invisible and direction-changing characters are written out; the two joiners stay, because some scripts need them.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -111,7 +111,7 @@ def _visible(character: str) -> str:
 
 
 def _label(text: str) -> str:
-    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+    return text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
 
 
 def _width(text: str) -> int:

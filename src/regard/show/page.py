@@ -24,7 +24,8 @@ def page(payload: dict[str, Any], blobs: Sequence[bytes]) -> str:
     """The page of a payload: data that never runs, and one script that the policy allows by its hash."""
     text = script()
     live = "connect-src 'self'; " if payload["live"] else ""
-    body = [_noscript(payload), _data(payload, "application/json", "regard")]
+    data = json_text(payload).replace("<", "\\u003c")  # data cannot end its own element
+    body = [_noscript(payload), f'<script type="application/json" id="regard">{data}</script>']
     body += [
         f'<script type="application/octet-stream" id="blob-{number}">{base64.b64encode(blob).decode()}</script>'
         for number, blob in enumerate(blobs)
@@ -63,12 +64,6 @@ def _static(name: str) -> str:
 def json_text(value: Any) -> str:
     """JSON for the page, in ASCII: a lone surrogate does no harm."""
     return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
-
-
-def _data(value: Any, kind: str, name: str) -> str:
-    """A JSON element whose text cannot end the element."""
-    text = json_text(value).replace("<", "\\u003c")
-    return f'<script type="{kind}" id="{name}">{text}</script>'
 
 
 def _finite(value: Any) -> Any:

@@ -63,14 +63,9 @@ def _of_attention(name: str, network: Network, module: StackLayers, positions: T
             groups.append((kind_of(type(position)), curves, [number]))
         else:
             numbers.append(number)
-    attention_layers = sum(part.name == "self" for layer in layers for part in layer)
-    return [
-        _entry(f"{name}: {kind}" + _layers(numbers, attention_layers), curves) for kind, curves, numbers in groups
-    ]  # fmt: skip
-
-
-def _layers(numbers: list[int], attention_layers: int) -> str:
-    return "" if len(numbers) == attention_layers else f" in layer {', '.join(map(str, numbers))}"
+    count = sum(part.name == "self" for layer in layers for part in layer)
+    where = ["" if len(numbers) == count else f" in layer {', '.join(map(str, numbers))}" for *_, numbers in groups]
+    return [_entry(f"{name}: {kind}{some}", curves) for (kind, curves, _), some in zip(groups, where)]
 
 
 def _entry(name: str, curves: Curves) -> PositionTable:

@@ -144,7 +144,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
             body = self.rfile.read(int(length))
             self._answer(lambda: ("application/json", json_text(endpoints[self.path](_object(body))).encode()))
 
-    def log_message(self, format: str, *words: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
 
     def _bytes(self, weights: Tensor) -> tuple[str, bytes]:

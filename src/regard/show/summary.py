@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.data.tokenize.tokenizer import Offsets, Tokenizer, word_ids
 
 WordSpans = Sequence[tuple[int, int]]
-"""The tokens of each word, from its first to before its last, in order."""
+"""The tokens of each word, in order: its first token, and the one after its last."""
 
 
 def merge_words(weights: Tensor, rows: WordSpans, columns: WordSpans) -> Tensor:
@@ -92,7 +92,7 @@ class Side:
 
     tokens: list[str]
     word_ids: list[int]  # the word of the text that each token belongs to; -1: none, as for special tokens
-    word_spans: list[tuple[int, int]]  # from a word's first token to before its last
+    word_spans: list[tuple[int, int]]  # a word's first token, and the one after its last
     word_texts: list[str]
 
     @classmethod

@@ -25,7 +25,7 @@ from regard.layers.join import Replace
 from regard.models.model import Model, Stack
 from regard.models.readouts import LayerMix, Vector
 from regard.schema import from_dict
-from regard.store.files import json_bytes, read_json, require_file, write_file
+from regard.store.files import first_line, json_bytes, read_json, require_file, write_file
 from regard.store.loading import Loaded, load_parameters
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -63,7 +63,7 @@ class CharacterCNNOptions:
 
 @dataclass(frozen=True)
 class LSTMOptions:
-    """lstm of options.json."""
+    """`lstm` of options.json."""
 
     dim: int
     projection_dim: int
@@ -122,7 +122,7 @@ def options_of(model: Model) -> Options:
     return Options(
         CharacterCNNOptions(
             embed.activation, CharacterEmbeddingOptions(embed.character_width), embed.filters, embed.characters,
-            embed.character_vocabulary, embed.highways,
+            embed.character_vocabulary, embed.highways
         ),
         LSTMOptions(cell.inner, model.width // 2, last.skip, len(parts), cell.cell_clip, cell.projection_clip),
     )  # fmt: skip
@@ -308,8 +308,7 @@ def read_arrays(path: Path, expected: Shapes) -> Arrays:
                 raise messages.DAMAGED_WEIGHTS(path=path, why=f"{needed:,} bytes of numbers in a file of {found:,}")
             return {name: np.asarray(file[name][...], dtype=np.float32) for name in expected}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise messages.DAMAGED_WEIGHTS(path=path, why=why) from error
+        raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error
 
 
 def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:

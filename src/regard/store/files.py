@@ -44,7 +44,7 @@ def write_file(path: Path, content: bytes, on_write_point: Callable[[str], None]
 
 
 def write_flushed(path: Path, content: bytes, label: str, on_write_point: Callable[[str], None]) -> None:
-    """Write one file and flush it to disk; `on_write_point` hears of it under `label`."""
+    """Write one file and flush it to disk; `on_write_point` gets `label` in the middle and at the end."""
     with open(path, "wb") as file:
         file.write(content[: len(content) // 2])
         on_write_point(f"inside {label}")
@@ -125,14 +125,14 @@ def _check_checksum(path: Path) -> None:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors file into memory, after its checksum."""
+    """Check the checksum of a safetensors file, and read its tensors into memory."""
     require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
             _check_checksum(path)
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, KeyError) as error:
-        raise messages.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
+        raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -142,7 +142,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as file:
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
-        raise messages.DAMAGED_WEIGHTS(path=path, why=_first_line(error)) from error
+        raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if b"\\ud" in content or b"\\uD" in content:
             json.dumps(value, ensure_ascii=False).encode()  # an unpaired surrogate is not text
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} is not JSON: {_first_line(error)}. Restore it from a copy.") from error
+        raise DamagedFile(f"{path} is not JSON: {first_line(error)}. Restore it from a copy.") from error
     if not isinstance(value, dict):
         raise DamagedFile(f"{path} does not hold an object. Restore it from a copy.")
     return value
@@ -192,5 +192,6 @@ def sha256(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error message, or the name of its class."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

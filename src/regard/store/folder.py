@@ -158,7 +158,7 @@ def _description_of(folder: Path, config: dict[str, Any], parts: Sequence[type])
             length = from_dict(int | None, config.get(key), where=f"{path}: {key}")
             if length is not None and length < 1:
                 raise ValueError(f"{key} is {length}")
-    except UnknownKind:  # perhaps a part of the caller's own that was not passed; the message says how
+    except UnknownKind:  # perhaps a class of the caller's own that was not passed as a part; the message tells how
         raise
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be used: {error}") from error
@@ -179,7 +179,7 @@ def _check_shapes(folder: Path, description: Model, vocabularies: Vocabularies) 
                 what=f"{WEIGHTS} lacks {name}, which config.json describes", folder=folder
             )
         if found[name] != shape:
-            what = f"{name} is {found[name]} in {WEIGHTS}, config.json says {shape}"
+            what = f"{name} is {found[name]} in {WEIGHTS}, {shape} in config.json"
             raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
     unknown = sorted(found.keys() - expected.keys())
     if unknown:

@@ -32,7 +32,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 
 def read_generation_config(folder: Path, older: Mapping[str, Any], network: Network) -> dict[str, Any]:
-    """Read generation_config.json over the settings that `older` folders have in config.json; check their types."""
+    """Read generation_config.json, which overrides the `older` settings in config.json; check their types."""
     path = folder / "generation_config.json"
     settings = {**older, **(read_json(path) if path.exists() else {})}
     found = {name: value for name, value in settings.items() if value is not None and name in _TYPES}

@@ -23,8 +23,8 @@ from regard.models.model import Network
 
 T = TypeVar("T")
 
-_RENDEZVOUS = timedelta(minutes=10)  # until all processes have started
-_PATIENCE = timedelta(days=7)  # while rank 0 validates, saves or prepares
+_START_TIMEOUT = timedelta(minutes=10)  # until all processes have started
+_RANK_ZERO_TIMEOUT = timedelta(days=7)  # while rank 0 validates, saves or prepares
 
 
 class World:
@@ -182,7 +182,7 @@ class DistributedWorld(World):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.patient = dist.new_group(backend="gloo", timeout=_PATIENCE)
+        self.waiting_group = dist.new_group(backend="gloo", timeout=_RANK_ZERO_TIMEOUT)
 
     def gather(self, *numbers: float) -> list[tuple[float, ...]]:
         own = torch.tensor(numbers, dtype=torch.float64)
@@ -202,9 +202,9 @@ class DistributedWorld(World):
                 result.fill_(work() or 0)
             except BaseException:
                 with suppress(RuntimeError):
-                    dist.broadcast(result.fill_(math.nan), 0, group=self.patient)
+                    dist.broadcast(result.fill_(math.nan), 0, group=self.waiting_group)
                 raise
-        dist.broadcast(result, 0, group=self.patient)
+        dist.broadcast(result, 0, group=self.waiting_group)
         if result.isnan():
             raise RunFailed("rank 0 of this run has failed. See its own message.")
         return float(result)
@@ -213,7 +213,7 @@ class DistributedWorld(World):
         made: list[T] = []
         self.on_rank_zero(lambda: made.append(work()))
         found = made[0] if made else work()
-        dist.barrier(group=self.patient)
+        dist.barrier(group=self.waiting_group)
         return found
 
     def strategy(self, network: Network, how: Literal["replicate", "shard"]) -> Strategy:
@@ -228,8 +228,7 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
         yield World(device)
         return
     try:
-        world = DistributedWorld(_rendezvous(device, timeout))
-        yield world
+        yield DistributedWorld(_rendezvous(device, timeout))
     except RegardError as error:
         if rank:
             error.args = (f"rank {rank}: {error}",)
@@ -237,8 +236,8 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
     except (RuntimeError, ConnectionError) as error:
         if not isinstance(error, dist.DistError | ConnectionError) and "gloo" not in str(error):
             raise
-        late = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        what = f"has not responded for {timeout} s or more (train.timeout)" if late else "has ended"
+        timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
+        what = f"has not responded for {timeout} s or more (train.timeout)" if timed_out else "has ended"
         raise RunFailed(
             f"rank {rank}: another process of this run {what}. Run the same command to resume; "
             "torchrun --max-restarts does so by itself."
@@ -255,7 +254,7 @@ def _rendezvous(device: torch.device, timeout: int) -> torch.device:
             raise InputError(f"{found} GPUs for more processes (--nproc-per-node). Use --nproc-per-node {found}.")
         device = torch.device("cuda", local)
         torch.cuda.set_device(device)
-    shared, rank, size = next(rendezvous("env://", timeout=_RENDEZVOUS))
+    shared, rank, size = next(rendezvous("env://", timeout=_START_TIMEOUT))
     store = PrefixStore(_agreed_prefix(shared, rank, size), shared)
     backend, limit = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
@@ -273,13 +272,13 @@ def _agreed_prefix(store: Store, rank: int, size: int) -> str:
         prefix: str = store.get(f"prefix/{own}").decode()
         store.set(f"{prefix}/{rank}", "")
         return prefix
-    late, missing = time.monotonic() + _RENDEZVOUS.total_seconds(), set(range(1, size))
+    deadline, missing = time.monotonic() + _START_TIMEOUT.total_seconds(), set(range(1, size))
     while missing:
         for other in missing:
             if store.check([f"registered/{other}"]):
                 store.set(f"prefix/{store.get(f'registered/{other}').decode()}", own)
         missing = {other for other in missing if not store.check([f"{own}/{other}"])}
-        if missing and time.monotonic() > late:
+        if missing and time.monotonic() > deadline:
             raise dist.DistStoreError(f"timed out waiting for ranks {sorted(missing)}")
         time.sleep(0.02)
     return own

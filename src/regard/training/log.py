@@ -188,14 +188,8 @@ class Bar(Quiet):
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("[bold]training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
+        columns = TextColumn("[bold]training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}")
+        self.bar = Progress(*columns, TimeRemainingColumn(), console=self.console)
         self.task: TaskID | None = None
 
     def start(self, step: int, steps: int) -> None:

@@ -140,13 +140,10 @@ class Run:
     def metrics(self, step: Step, pace: Pace) -> dict[str, float]:
         """The metrics of a step, for the log."""
         return {
-            "loss": step.loss,
-            "gradient_norm": step.gradient_norm,
-            "learning_rate": step.learning_rate,
-            "epoch": self.trainer.cursor.epoch,
-            "tokens_per_second": round(pace.tokens_per_second),
+            "loss": step.loss, "gradient_norm": step.gradient_norm, "learning_rate": step.learning_rate,
+            "epoch": self.trainer.cursor.epoch, "tokens_per_second": round(pace.tokens_per_second),
             "seconds": round(self.seconds, 2),
-        }
+        }  # fmt: skip
 
     @property
     def out_of_patience(self) -> bool:

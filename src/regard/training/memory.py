@@ -70,7 +70,7 @@ def _return_freed() -> None:
 
 @contextmanager
 def _nothing_retained() -> Iterator[None]:
-    """Make the C library return every large block when it is freed; afterwards it retains them again: faster."""
+    """Make the C library return every large block when it is freed; afterwards it retains them again, which is faster."""
     _retain_blocks_below(_SMALLEST)
     try:
         yield

@@ -266,79 +266,71 @@ class LambOptimizer(torch.optim.Optimizer):
 Optimizer = AdamW | Adafactor | Muon | Lamb
 
 
-@dataclass(frozen=True)
-class InverseSquareRoot:
-    """Linear warm-up, then the inverse square root of the step (Vaswani 2017, equation 3)."""
+class WarmUpSchedule:
+    """The base of learning rate schedules, which all start with a linear warm-up."""
 
-    warmup: int = 4000
+    warmup: int
     needs_total_steps: ClassVar[bool] = False  # whether it depends on the number of all steps
 
     def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
+        if self.warmup < 0:
+            raise InputError(f"warmup must be 0 or more, got {self.warmup} (train.schedule.warmup).")
 
     def factor(self, step: int, steps: int) -> float:
         """The factor of the learning rate at a step, counted from 1."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class InverseSquareRoot(WarmUpSchedule):
+    """Linear warm-up, then the inverse square root of the step (Vaswani 2017, equation 3)."""
+
+    warmup: int = 4000
+
+    def factor(self, step: int, steps: int) -> float:
         warmup = max(1, self.warmup)
         return min(step / warmup, math.sqrt(warmup / step))
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(WarmUpSchedule):
     """Linear warm-up, then half a cosine down to `floor` at the last step."""
 
     warmup: int = 0
     floor: float = 0.0
     needs_total_steps: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
-
     def factor(self, step: int, steps: int) -> float:
-        """The factor of the learning rate at a step, counted from 1."""
         if step <= self.warmup:
             return step / self.warmup
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * _progress(step, self.warmup, steps))) / 2
 
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(WarmUpSchedule):
     """Linear warm-up, then a line down to `floor` at the last step."""
 
     warmup: int = 0
     floor: float = 0.0
     needs_total_steps: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
-
     def factor(self, step: int, steps: int) -> float:
-        """The factor of the learning rate at a step, counted from 1."""
         if step <= self.warmup:
             return step / self.warmup
         return 1 - (1 - self.floor) * _progress(step, self.warmup, steps)
 
 
 @dataclass(frozen=True)
-class Constant:
+class Constant(WarmUpSchedule):
     """Linear warm-up, then constant."""
 
     warmup: int = 0
-    needs_total_steps: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check_warmup(self.warmup)
 
     def factor(self, step: int, steps: int) -> float:
-        """The factor of the learning rate at a step, counted from 1."""
         return min(1.0, step / self.warmup) if self.warmup else 1.0
 
 
 Schedule = InverseSquareRoot | Cosine | Linear | Constant
-
-
-def _check_warmup(warmup: int) -> None:
-    if warmup < 0:
-        raise InputError(f"warmup must be 0 or more, got {warmup} (train.schedule.warmup).")
 
 
 def _progress(step: int, warmup: int, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""Memory and speed of training steps, measured with a network that is thrown away; the largest batch that fits."""
+"""Memory and speed of training steps, measured with a network that is then discarded; the largest batch that fits."""
 
 from __future__ import annotations
 

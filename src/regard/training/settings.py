@@ -31,9 +31,7 @@ class Training:
     label_smoothing: float = 0.1
     scheduled_sampling: ScheduledSampling | None = None
     clip: float = 1.0  # gradient clipping: the largest norm
-    ema: float | None = (
-        None  # decay of an exponential moving average of the weights, which is validated and kept instead
-    )
+    ema: float | None = None  # decay of the weights' exponential moving average, which is validated and kept instead
     average: int = 1  # checkpoint averaging: the last ones are averaged at the end, and kept if they validate better
     save_every: int = 500
     valid_every: int = 500

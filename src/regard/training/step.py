@@ -48,12 +48,7 @@ class Trainer:
     """The state of training: weights, optimizer, exponential moving average, and the cursor in the data."""
 
     def __init__(
-        self,
-        network: Network,
-        samples: Samples,
-        settings: Training,
-        device: torch.device,
-        world: World | None = None,
+        self, network: Network, samples: Samples, settings: Training, device: torch.device, world: World | None = None
     ) -> None:
         if settings.scheduled_sampling is not None and network.shape != "encoder-decoder":
             raise InputError("scheduled sampling needs an encoder-decoder (train.scheduled_sampling). Leave it out.")
@@ -147,11 +142,11 @@ class Trainer:
         torch.manual_seed(mixed_seed(self.settings.seed, self.step, number))
         batch, settings = batch.to(self.device), self.settings
         inputs = {**batch.inputs, "gradient_checkpointing": settings.gradient_checkpointing, "carried": carried}
-        with autocast(settings.precision, self.device):
-            if settings.scheduled_sampling is not None:
-                inputs = with_model_predictions(
-                    self.network, inputs, settings.scheduled_sampling.probability(self.step)
-                )
+        if settings.scheduled_sampling is not None:
+            # A block of its own: autocast caches the weights that it casts, here without their gradients.
+            with autocast(settings.precision, self.device):
+                probability = settings.scheduled_sampling.probability(self.step)
+                inputs = with_model_predictions(self.network, inputs, probability)
         with autocast(settings.precision, self.device):
             loss = self.strategy.loss(inputs, batch.targets, settings.label_smoothing, batch.auxiliary) / targets
         loss.backward()

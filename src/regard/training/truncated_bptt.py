@@ -19,7 +19,7 @@ class Streams:
         if count and not model.constant_memory:
             raise InputError(
                 "the memory of this model grows with the text, so it cannot be carried (text.task). "
-                'Use task = "language_model", or another model, as sha_rnn.'
+                'Use task = "language_model", or another model, such as sha_rnn.'
             )
         if count % processes:
             raise InputError(
@@ -57,5 +57,5 @@ class Streams:
     ) -> None:  # fmt: skip
         """Restore the streams of this process from `tensors`, as a tree with the structure of `like`."""
         saved = [tensors[str(number)] for number in range(len(tensors))]
-        own = [rows[rank::processes].contiguous().to(was.device) for rows, was in zip(saved, leaves(like.memory))]
+        own = [rows[rank::processes].contiguous().to(old.device) for rows, old in zip(saved, leaves(like.memory))]
         self.carried = CarriedMemory(with_leaves(like.memory, own), position)

@@ -66,7 +66,7 @@ def summed_loss(network: Network, samples: Samples, batch_tokens: int) -> tuple[
 
 
 def predict(network: Network, samples: Samples, batch_tokens: int, *, predictions: bool) -> Predictions:
-    """Read every sample once, streams of truncated BPTT with their carried memory; loss, and predictions if wanted."""
+    """The loss on all samples, and the predictions if wanted; streams of truncated BPTT carry their memory."""
     device, found = next(network.parameters()).device, Predictions()
     carried = CarriedMemory() if samples.streams else None
     with torch.inference_mode():

@@ -2,7 +2,7 @@
 
 Time and memory grow linearly with the length. The order is the text's own (local attention), or tokens are sorted by
 bucket (LSH attention, Kitaev 2020, figure 2). A token may occur once per hashing round; rounds are weighted by their
-log-sum-exp, so that together they are one softmax. Work goes slice by slice and keeps no matrix of queries times keys.
+log-sum-exp, so that together they are one softmax. It is computed slice by slice; no matrix of queries times keys is kept.
 """
 
 from __future__ import annotations
@@ -101,10 +101,8 @@ class BandedAttention(torch.autograd.Function):
         for band, lse in zip(bands, lses):
             buffer = band.buffer(v)
             for rows, chunk_slices in band.slices():
-                sorted_output, inputs = (
-                    buffer[: rows.stop - rows.start],
-                    (q[rows], None if k is None else k[rows], v[rows]),
-                )
+                inputs = q[rows], None if k is None else k[rows], v[rows]
+                sorted_output = buffer[: len(inputs[0])]
                 for chunks in chunk_slices:
                     own = slice(chunks.start * band.chunk, chunks.stop * band.chunk)
                     y, y_lse = _attend(*_gather(*inputs, band, rows, chunks), band.mask(rows, chunks), scale)
@@ -151,14 +149,9 @@ def _token_slices(sorted_positions: Tensor) -> Iterator[tuple[Tensor, slice]]:
 
 
 def _sorted_gradients(
-    inputs: tuple[Tensor, Tensor | None, Tensor],
-    results: tuple[Tensor, ...],
-    buffers: list[Tensor],
-    band: Band,
-    rows: slice,
-    chunk_slices: list[slice],
-    scale: float,
-) -> list[Tensor]:
+    inputs: tuple[Tensor, Tensor | None, Tensor], results: tuple[Tensor, ...], buffers: list[Tensor], band: Band,
+    rows: slice, chunk_slices: list[slice], scale: float,
+) -> list[Tensor]:  # fmt: skip
     """The gradients of queries, keys and values of some rows, by sorted position, in the buffers.
 
     `inputs` are q, k, v; `results` are the output, its gradient, the lse, and the rounds' shares of the output.
@@ -349,10 +342,8 @@ def local_bands(
     if span is None:
         return None
     positions = torch.arange(span.padded_length, device=device, dtype=torch.int32).expand(rows, -1)
-    mask = LocalMask(pattern, span, length, document_ids, device)
-    return [
-        Band(positions.clamp_max(length - 1), positions[:, None, :length], span.chunk, span.before, span.after, mask)
-    ]
+    mask, tokens = LocalMask(pattern, span, length, document_ids, device), positions.clamp_max(length - 1)
+    return [Band(tokens, positions[:, None, :length], span.chunk, span.before, span.after, mask)]
 
 
 @dataclass(frozen=True)

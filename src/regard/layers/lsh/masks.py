@@ -1,4 +1,4 @@
-"""Attention patterns of LSH attention: which keys of its bucket a query attends to, and the masks that say so."""
+"""Attention patterns of LSH attention: which keys of its bucket a query attends to, and their masks."""
 
 from __future__ import annotations
 
@@ -188,11 +188,11 @@ class Chunks(LSHPattern):
         padded = self.padded_length(length)
         if padded <= self.length:
             return None
-        last = int(buckets.max()) + 1  # the bucket of padding
+        padding = int(buckets.max()) + 1  # its bucket, the last one
         if document_ids is not None:
-            buckets = buckets.masked_fill((document_ids < 0)[:, None], last)
-        buckets = F.pad(buckets, (0, padded - length), value=last)
-        offset = (last + 1) * torch.arange(rounds, device=buckets.device, dtype=buckets.dtype)
+            buckets = buckets.masked_fill((document_ids < 0)[:, None], padding)
+        buckets = F.pad(buckets, (0, padded - length), value=padding)
+        offset = (padding + 1) * torch.arange(rounds, device=buckets.device, dtype=buckets.dtype)
         order = (buckets + offset[:, None]).flatten(1).argsort(dim=-1, stable=True)
         positions = torch.arange(padded * rounds, device=order.device).expand_as(order)
         sorted_positions = torch.empty_like(order).scatter_(1, order, positions)

@@ -1,4 +1,4 @@
-"""ConvS2S, convolutional sequence to sequence learning (Gehring 2017): the Transformer's other parent."""
+"""ConvS2S, convolutional sequence to sequence learning (Gehring 2017): an encoder-decoder of convolutions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def convs2s(
     tied: bool = False,
     shared: bool = False,
 ) -> Model:
-    """Convolutional sequence to sequence learning (Gehring 2017); as it stands, its model for English to Romanian.
+    """Convolutional sequence to sequence learning (Gehring 2017); the defaults are its English to Romanian model.
 
     Encoder and decoder are gated convolutions, and every decoder layer attends to the source. Unlike the published
     code, all layers have the width of the embeddings, there is no weight normalisation, and the gradients of the

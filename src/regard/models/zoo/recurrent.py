@@ -108,7 +108,7 @@ def lstm_lm(
 ) -> Model:
     """A language model of LSTM layers only, the baseline of `sha_rnn`.
 
-    `join`: "replace" stacks the LSTMs without residual connections, as at first; deep stacks of them hardly train.
+    `join`: "replace" stacks the LSTMs without residual connections; deep stacks of this kind hardly train.
     """
     return Model(
         width,

@@ -39,7 +39,7 @@ def reformer(
     """The Reformer (Kitaev 2020): a query attends to keys of its own LSH bucket, or of a local window.
 
     `attention`: the kind of each layer, repeated cyclically. `pattern`: `rank_window`, which keeps every law, or the
-    published `chunks`. Longer texts need more buckets, a million tokens (128, 128). `local`: the position of local
+    published `chunks`. Longer texts need more buckets: (128, 128) for a million tokens. `local`: the position of local
     attention, in addition to `position`; published models have none. `shape`: a language model ("decoder"), a masked
     language model ("encoder"), or an encoder-decoder ("both").
     """

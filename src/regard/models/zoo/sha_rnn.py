@@ -32,19 +32,16 @@ def sha_rnn(
     Boom, by default 4 * width. Unlike the published code, the LSTM's output is added to the stream instead of replacing
     it, queries and keys come from the same normed states, attention has no dropout, and initialisation is Glorot's.
     """
-    layers = {"before_last": (max(0, depth - 2),) if depth > 0 else (), "all": tuple(range(depth))}
-    attending = layers[attention] if isinstance(attention, str) else attention
+    named = {"before_last": (max(0, depth - 2),) if depth > 0 else (), "all": tuple(range(depth))}
+    attending = named[attention] if isinstance(attention, str) else attention
     if any(not 0 <= layer < depth for layer in attending):
         raise InputError(f"layers {list(attending)} cannot all attend (model.attention). Use 0 to {depth - 1}.")
     lstm, gated_attention = Recurrent(LSTM()), GatedAttention(heads, Window(window))
     boom = Boom(inner or 4 * width, dropout=dropout)
+    layers = tuple((lstm, gated_attention, boom) if layer in attending else (lstm, boom) for layer in range(depth))
     return Model(
         width,
         embed=Embed(dropout=dropout),
-        decoder=Stack(
-            tuple((lstm, gated_attention, boom) if layer in attending else (lstm, boom) for layer in range(depth)),
-            TwinNorm(),
-            dropout,
-        ),
+        decoder=Stack(layers, TwinNorm(), dropout),
         readout=Vocabulary(tied=tied, biased=True),
     )
