@@ -145,6 +145,11 @@ def test_the_command_line_takes_a_file_with_parts(text: Path, tmp_path: Path):
     page = tmp_path / "page.html"
     code, _, err = command("show", again, "line 3", "--out", page, "--parts", FILE)
     assert (code, page.exists()) == (0, True), err
+    # What reads the recipe beside the model needs the parts too: here it finds that there is no test text.
+    code, _, err = command("evaluate", again, "--parts", FILE)
+    assert (code, "names no test text" in err) == (2, True), err
+    code, _, err = command("convert", again, tmp_path / "copy", "--to", "regard", "--parts", FILE)
+    assert (code, (tmp_path / "copy" / "config.json").exists()) == (0, True), err
     for arguments in (("train", recipe, "--out", tmp_path / "new"), ("check", again), ("score", again)):
         code, _, err = command(*arguments)
         assert code == 2

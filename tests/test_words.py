@@ -75,7 +75,8 @@ def test_no_docstring_holds_a_bare_identifier_as_if_it_were_a_word(path: Path):
     for text in docstrings(path):
         prose = re.sub(r"`[^`]*`|\"[^\"]*\"|'[^']*'|https?://\S+|\([^()]*=[^()]*\)|\S*[/.=]\S*|--[\w-]+", " ", text)
         found = re.findall(r"(?<!\w)[a-z]+_[a-z_]+(?![\w(])", prose)
-        assert [name for name in found if not re.fullmatch("([a-z]|alpha)_[a-z]+", name)] == [], text  # a paper's letters
+        # A paper's letters are no identifiers.
+        assert [name for name in found if not re.fullmatch("([a-z]|alpha)_[a-z]+", name)] == [], text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))

@@ -16,6 +16,7 @@ from urllib.request import urlopen
 
 import pytest
 
+from regard.models import zoo
 from tests.laws.zoo import MODELS
 from tests.small import save_model, small
 from tests.training.runs import ENVIRONMENT, CommandProcess, regard, write_recipe
@@ -94,6 +95,14 @@ def test_checkpoints_are_shown_in_the_course_of_time(run: Path, tmp_path: Path):
     assert len({json.dumps(trace["sides"]) for trace in page["traces"]}) == 1, "they say the same, to be compared"
     weights = [trace["layers"][0]["weights"]["blob"] for trace in page["traces"]]
     assert len(set(weights)) == 3
+
+
+def test_checkpoints_of_a_language_model_continue_the_text_once():
+    from regard.cli.show import _generated
+
+    model = small(zoo.gpt2(16, 1, 2))
+    continuation = _generated(model, "the cat", None, 5)
+    assert "the cat" + continuation == model.generate("the cat", max_tokens=5, temperature=0.0)
 
 
 def test_a_language_model_goes_on(others: dict[str, Path], tmp_path: Path):

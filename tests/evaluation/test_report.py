@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,12 @@ def test_a_language_model_has_no_tables_and_no_samples(tmp_path: Path):
     assert "<dd>2.718</dd>" in text
     assert "<table" not in text
     assert "Samples" not in text
+
+
+def test_a_masked_language_model_has_no_bits_per_byte(tmp_path: Path):
+    text = written(tmp_path, replace(LANGUAGE_MODEL, bits_per_byte=None))
+    assert "perplexity" in text
+    assert "bits per byte" not in text
 
 
 def test_the_worst_group_comes_first_with_bars_as_long_as_its_numbers(tmp_path: Path):

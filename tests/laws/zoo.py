@@ -11,10 +11,11 @@ from regard.layers.attention_decoder import AttentionDecoder
 from regard.layers.convolution import Convolution, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
+from regard.layers.gated_attention import GatedAttention
 from regard.layers.join import PreNorm, Replace
 from regard.layers.linear import RMSNorm
 from regard.layers.lsh.masks import RankWindow
-from regard.layers.patterns import LocalM, LocalP, SourcePattern, Window
+from regard.layers.patterns import Causal, LocalM, LocalP, SourcePattern, Window
 from regard.layers.positions import ALiBi, Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.layers.recurrent import GRU, LSTM, RNN, Averaged
 from regard.layers.reversible import Reversible
@@ -42,6 +43,12 @@ def transformer_with(pattern: SourcePattern) -> Model:
     model = zoo.transformer(**SMALL)
     layers = tuple((self, replace(cross, pattern=pattern), feed) for self, cross, feed in model.decoder.layers)
     return replace(model, decoder=replace(model.decoder, layers=layers))
+
+
+def gated_under_alibi() -> Model:
+    """A layer that adds no position bias in a stack that has one."""
+    layers = (SelfAttention(2, pattern=Causal()), FeedForward(32)), (GatedAttention(2, Window(4)), FeedForward(32))
+    return Model(WIDTH, Embed(), decoder=Stack(layers, PreNorm(), position=ALiBi()))
 
 
 def gated_convolutions() -> Model:
@@ -119,6 +126,7 @@ LANGUAGE_MODELS: dict[str, Model] = {
     ),
     "reformer, full, pre-norm": zoo.reformer(**SMALL, attention=("full", "local"), join=PreNorm(), tied=False),
     "sha-rnn": zoo.sha_rnn(WIDTH, 2, window=6, dropout=0.1),
+    "alibi, gated attention": gated_under_alibi(),
     "sha-rnn, wide window": zoo.sha_rnn(WIDTH, 2, heads=3, inner=WIDTH, attention=(0,), dropout=0.1, tied=False),
     "sha-rnn, two heads everywhere": zoo.sha_rnn(WIDTH, 3, heads=2, attention="all", window=1, dropout=0.1),
     "gated convolutions": gated_convolutions(),

@@ -11,8 +11,11 @@ import torch
 import regard
 from regard.errors import InputError
 from regard.layers.contract import CarriedMemory
+from regard.layers.feedforward import FeedForward
+from regard.layers.join import PreNorm
 from regard.layers.positions import ALiBi
 from regard.models import zoo
+from regard.models.model import Stack
 from tests.laws.zoo import LANGUAGE_MODELS, MODELS, TRANSLATORS, VOCABULARY, build
 
 
@@ -59,3 +62,9 @@ def test_a_model_with_alibi_is_trained_resumed_loaded_and_shown(tmp_path: Path):
         assert torch.equal(weight, again.network.state_dict()[name])
     again.look("3 and 4 are").save(tmp_path / "page.html")
     assert "decoder: alibi" in (tmp_path / "page.html").read_text()
+
+
+def test_two_sublayers_of_one_name_in_a_layer_are_refused():
+    layer = (FeedForward(8), FeedForward(8))
+    with pytest.raises(InputError, match="need different names, got feedforward, feedforward"):
+        Stack((layer,), PreNorm())

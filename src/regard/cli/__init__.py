@@ -19,12 +19,7 @@ from regard.version import __version__
 _OUT_OF_MEMORY = "out of memory. When training, see regard plan; otherwise give shorter texts or a smaller --beam."
 
 app = typer.Typer(
-    name="regard",
-    help="One small toolkit for the whole lineage of attention: train it, use it, see what it attends to.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
+    name="regard", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 app.command()(train.train)
 app.command()(train.init)

@@ -68,8 +68,8 @@ def evaluate(
     from regard.evaluation.evaluate import Evaluation, plot_by_length
     from regard.evaluation.evaluate import evaluate as evaluate_model
 
-    corpus = _corpus("evaluate", model, source, reference, text)
-    if source is not None and (pairs or trained_on_pairs(model)):
+    corpus = _corpus("evaluate", model, source, reference, text, parts)
+    if source is not None and (pairs or trained_on_pairs(model, parts)):
         corpus = replace(corpus, paired_sources=True)
     loaded = load_model(model, device, threads, parts)
     options = loaded.defaults()
@@ -126,19 +126,12 @@ def compare(
     from regard.evaluation.compare import compare as compare_models
 
     distinct_names(models)
-    corpus = _corpus("compare", models[0], source, reference, text)
+    corpus = _corpus("compare", models[0], source, reference, text, parts)
     with progress(len(models) * len(corpus), "comparing", least=1) as advance:
         found = compare_models(
-            models,
-            corpus,
-            metric=metric,
-            unit=unit,
-            beam=beam,
-            device=device,
-            threads=threads,
-            parts=parts,
+            models, corpus, metric=metric, unit=unit, beam=beam, device=device, threads=threads, parts=parts,
             progress=advance,
-        )
+        )  # fmt: skip
     _print(found, as_json)
     if plot is not None:
         plot_comparison(found, plot)
@@ -147,12 +140,8 @@ def compare(
         from regard.evaluation.compare_report import write_comparison
 
         use_threads(threads)
-        write_comparison(
-            report,
-            found,
-            attention_samples(found, device=device, parts=own_parts(parts)),
-            note=f"regard {' '.join(sys.argv[1:])}",
-        )
+        samples = attention_samples(found, device=device, parts=own_parts(parts))
+        write_comparison(report, found, samples, note=f"regard {' '.join(sys.argv[1:])}")
         typer.echo(f"The report is in {report}.", err=True)
 
 
@@ -166,7 +155,7 @@ def check(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Check a model against the laws: memory, batches, padding and looking change nothing; exit code 1 if one breaks.
+    """Check a model against the laws: memory, batches, padding and recording change nothing; exit code 1 if one breaks.
 
     Example: regard check runs/de-en --source test.de
     """
@@ -201,7 +190,9 @@ def _print(found: Evaluation | LabelEvaluation | Comparison, as_json: bool) -> N
     typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found.text())
 
 
-def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None) -> Corpus:
+def _corpus(
+    verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None, parts: Path | None
+) -> Corpus:
     """The files that the user named, or the test text of the model's own recipe."""
     from regard.data.read.corpus import read_corpus, read_pairs
 
@@ -220,7 +211,7 @@ def _corpus(verb: str, model: Path, source: Path | None, reference: Path | None,
         raise InputError(f"{model} has no recipe.toml. Give --source F --reference F, or --text F.")
     from regard.config.recipe import read_recipe
 
-    corpus = read_recipe(recipe).text.read("test")
+    corpus = read_recipe(recipe, parts=own_parts(parts)).text.read("test")
     if corpus is None:
         raise InputError(f"{recipe} names no test text. Give --source F --reference F, or --text F.")
     return corpus

@@ -20,6 +20,7 @@ from regard.cli.options import (
     json_line,
     json_text,
     load_model,
+    own_parts,
     progress,
     two_columns,
 )
@@ -144,7 +145,7 @@ def classify(
     Example: regard classify runs/reviews < reviews.txt
     """
     loaded = load_model(model, device, threads, parts)
-    paired = pairs or trained_on_pairs(model)
+    paired = pairs or trained_on_pairs(model, parts)
     done = 0
     for rows in _chunks(as_json):
         texts = [
@@ -191,14 +192,14 @@ def score(
         done += len(rows)
 
 
-def trained_on_pairs(folder: Path) -> bool:
+def trained_on_pairs(folder: Path, parts: Path | None) -> bool:
     """Whether the recipe of a model trains on labelled pairs of texts."""
     recipe = folder / "recipe.toml"
     if not recipe.is_file():
         return False
     from regard.config.recipe import read_recipe
 
-    return len(read_recipe(recipe).text.fields or ()) > 2
+    return len(read_recipe(recipe, parts=own_parts(parts)).text.fields or ()) > 2
 
 
 def _chunks(as_json: bool) -> Iterator[list[Row]]:

@@ -128,7 +128,7 @@ def _generated(model: LoadedModel, text: str, beam: int | None, length: int) -> 
     """The translation or continuation that the model generates."""
     if model.network.shape != "decoder":
         return model.translate(text, beam=beam)
-    return model.generate(text, max_tokens=length, temperature=0.0) if length else None
+    return model.generate(text, max_tokens=length, temperature=0.0).removeprefix(text) if length else None
 
 
 def _serve(shown: TracePage, trace_text: TraceText, port: int, browser: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -45,14 +45,9 @@ def train(
 
     use_threads(threads)
     folder = out or Path("runs") / Path(recipe).stem
+    own = own_parts(parts)
     train_recipe(
-        recipe,
-        folder,
-        settings=settings or (),
-        device=device,
-        watcher=watcher(),
-        new_data=new_data,
-        parts=own_parts(parts),
+        recipe, folder, settings=settings or (), device=device, watcher=watcher(), new_data=new_data, parts=own
     )
     if os.environ.get("RANK", "0") == "0":  # rank 0 prints for all processes
         typer.echo(f"{folder} is ready.")
@@ -107,6 +102,7 @@ def convert(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read the weights of pytorch_model.bin in a separate process.")
     ] = False,
+    parts: Parts = None,
 ) -> None:
     """Convert a model folder to the Hugging Face format, or to regard's own.
 
@@ -116,6 +112,7 @@ def convert(
         raise InputError(f'no format is called "{to}" (--to). Use {" or ".join(_KINDS)}.')
     from regard.store.convert import convert as convert_folder
 
-    loaded = convert_folder(source, target, "regard" if to == "regard" else "huggingface", pickles=allow_pickle)
+    form: Literal["regard", "huggingface"] = "regard" if to == "regard" else "huggingface"
+    loaded = convert_folder(source, target, form, pickles=allow_pickle, parts=own_parts(parts))
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
     typer.echo(f"{target}: {count:,} parameters", err=True)

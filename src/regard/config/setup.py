@@ -147,16 +147,9 @@ def prepare(
             extra_config={TRAINED_LENGTH: trained_length(setup, folder if checkpoint else None)},
         )  # fmt: skip
     return Job(
-        network,
-        tokenizers,
-        setup.samples,
-        None if valid is None else (valid, setup.samples_of(valid)),
-        recipe.train,
-        facts,
-        card=lambda results: model_card(recipe, network, verb, results),
-        start=checkpoint,
-        changed=changed,
-    )
+        network, tokenizers, setup.samples, None if valid is None else (valid, setup.samples_of(valid)), recipe.train,
+        facts, card=lambda results: model_card(recipe, network, verb, results), start=checkpoint, changed=changed,
+    )  # fmt: skip
 
 
 def kept_tokenizers(recipe: Recipe, folder: Path, saved: Mapping[str, Any] | None) -> Tokenizers | None:

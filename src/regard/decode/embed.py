@@ -24,7 +24,7 @@ TokenVectors = tuple[list[str], Vectors]
 """The tokens of a text, and one row per token."""
 
 Layer = int | Literal["mix"] | None
-"""Which hidden states: a layer's (0: the embedding), "mix": the mean of all layers, None: those that the readout reads."""
+"""Which hidden states: a layer's (0: the embedding), "mix": the mean of all layers, None: those the readout reads."""
 
 POOLS: dict[str, Pool] = {"mean": Mean(), "first": First(), "last": Last(), "max": Max()}
 

@@ -93,7 +93,7 @@ def forced_log_probabilities(
 def masked_log_probabilities(
     network: Network, tokenizer: Tokenizer, rows: Tokens, progress: Progress = lambda done: None
 ) -> list[list[float]]:  # fmt: skip
-    """The log-probability of each token of a text if it alone is masked."""
+    """The log-probability of each token of a text when only this token is masked."""
     found = [[0.0] * len(ids) for ids in rows]
     tokens = [(row, position) for row, ids in enumerate(rows) for position in range(len(ids))]
     left = [len(ids) for ids in rows]

@@ -222,8 +222,8 @@ class _Beams:
 
     def prefill(self) -> int:
         """Chunked prefill: read long prompts in chunks, all but the last, if memory is constant; -> tokens read."""
-        constant_memory, before_last = self.network.description.constant_memory, int(self.prompt_lengths.min()) - 1
-        read = before_last // _PREFILL_CHUNK * _PREFILL_CHUNK if constant_memory else 0
+        chunks = (int(self.prompt_lengths.min()) - 1) // _PREFILL_CHUNK
+        read = chunks * _PREFILL_CHUNK if self.network.description.constant_memory else 0
         for start in range(0, read, _PREFILL_CHUNK):
             context = replace(self.context, padding=None, start=start)
             ids = self.input_ids[:, start : start + _PREFILL_CHUNK]

@@ -215,15 +215,8 @@ def compare(
     names = distinct_names(folders)
     own = () if parts is None else read_parts(parts)
     sizes = _parameters(folders, names, corpus, own)
-    job = Job(
-        "",
-        tuple(corpus.sources),
-        corpus.targets is not None,
-        beam,
-        device,
-        threads,
-        None if parts is None else str(parts),
-    )
+    file = None if parts is None else str(parts)
+    job = Job("", tuple(corpus.sources), corpus.targets is not None, beam, device, threads, file)
     found = [measure_isolated(replace(job, folder=str(folder)), progress) for folder in folders]
     size = len(corpus) if job.translates else int(byte_lengths(corpus.sources).sum())
     bare = Comparison(
@@ -231,20 +224,14 @@ def compare(
         texts=len(corpus),
         models=tuple(
             Contender(
-                name=name,
-                folder=str(folder),
-                parameters=parameters,
-                training_speed=_training_speed(Path(folder)),
-                speed=size / one.seconds,
-                memory=one.memory,
-                beam=one.beam,
-                translations=tuple(one.translations),
+                name=name, folder=str(folder), parameters=parameters, training_speed=_training_speed(Path(folder)),
+                speed=size / one.seconds, memory=one.memory, beam=one.beam, translations=tuple(one.translations),
             )
             for name, folder, parameters, one in zip(names, folders, sizes, found)
         ),
         device=found[0].device,
         threads=found[0].threads,
-    )
+    )  # fmt: skip
     compared = _translations(bare, corpus, unit, metric) if job.translates else _readings(bare, corpus, found)
     return replace(compared, seconds=time.perf_counter() - start)
 

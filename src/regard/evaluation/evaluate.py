@@ -113,13 +113,9 @@ def evaluate_labels(
     names = [*label_names(model.network), NO_TAG]
     predicted, expected = _label_ids(corpus, lines, predictions, references, names)
     return LabelEvaluation(
-        scores=agreement(predicted, expected),
-        lines=len(lines),
-        predictions=len(predicted),
-        dropped=dropped,
-        by_label=_by_label(predicted, expected, names),
-        seconds=time.perf_counter() - start,
-    )
+        scores=agreement(predicted, expected), lines=len(lines), predictions=len(predicted), dropped=dropped,
+        by_label=_by_label(predicted, expected, names), seconds=time.perf_counter() - start,
+    )  # fmt: skip
 
 
 def _texts(corpus: Corpus, lines: Sequence[int]) -> list[Text]:
@@ -170,15 +166,12 @@ def _by_label(
     )  # fmt: skip
     return tuple(
         LabelRow(
-            name,
-            int(actual[label]),
-            float(hits[label] / max(1, given[label])),
-            float(hits[label] / max(1, actual[label])),
-            float(2 * hits[label] / (given[label] + actual[label])),
+            name, int(actual[label]), float(hits[label] / max(1, given[label])),
+            float(hits[label] / max(1, actual[label])), float(2 * hits[label] / (given[label] + actual[label])),
         )
         for label, name in enumerate(names)
         if given[label] + actual[label]
-    )
+    )  # fmt: skip
 
 
 def _number(corpus: Corpus, line: int, text: str) -> float:
@@ -327,12 +320,9 @@ def _read(
 def _from_loss(total: float, tokens: int, samples: Samples) -> Evaluation:
     loss = total / max(1, tokens)
     return Evaluation(
-        loss=loss,
-        perplexity=perplexity(loss),
-        bits_per_byte=bits_per_byte(total, samples.bytes),
-        tokens=tokens,
+        loss=loss, perplexity=perplexity(loss), bits_per_byte=bits_per_byte(total, samples.bytes), tokens=tokens,
         dropped=samples.left_out.counts(),
-    )
+    )  # fmt: skip
 
 
 def _pretraining_task(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:

@@ -79,11 +79,10 @@ def _headline(evaluation: Evaluation) -> str:
         found = evaluation.quality
         numbers = {"exact match, %": found.exact, "BLEU": found.bleu, "chrF": found.chrf}
     shown = {name: f"{value:.2f}" for name, value in numbers.items()}
-    shown |= {
-        "perplexity": f"{evaluation.perplexity:.3f}",
-        "bits per byte": f"{evaluation.bits_per_byte:.3f}",
-        "loss, nats per token": f"{evaluation.loss:.3f}",
-    }
+    shown["perplexity"] = f"{evaluation.perplexity:.3f}"
+    if evaluation.bits_per_byte is not None:
+        shown["bits per byte"] = f"{evaluation.bits_per_byte:.3f}"
+    shown["loss, nats per token"] = f"{evaluation.loss:.3f}"
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in shown.items())
     return f'<dl class="numbers">{tiles}</dl>'
 

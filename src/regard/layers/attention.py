@@ -180,9 +180,9 @@ def attend(
 ) -> Tensor:  # fmt: skip
     """Scaled dot-product (or other) attention: projected BHTK, BHSK and BHSV -> BHTV.
 
-    Dot products use the fused kernel, unless there is a `factor` on the weights. Recorded weights are computed
-    beside the kernel, never instead of it, so recording changes nothing. `out` is the output projection, `first` the
-    slot of the first key, `rows` the number of rows when beams are folded into queries.
+    Dot products use the fused kernel, unless there is a `factor` on the weights. Recorded weights are computed in
+    addition to the kernel, never instead of it. `out` is the output projection, `first` the slot of the first key,
+    `rows` the number of rows when beams are folded into queries.
     """
     weights: Tensor | None = None
     if score.scale is None or factor is not None:

@@ -140,7 +140,7 @@ class AttentionDecoderLayer(Sublayer):
         cell, depth = description.cell, description.depth
         self.token_projection = linear(width, cell.gates * width, parts=cell.gates)
         self.cells = nn.ModuleList(cell.build_step(width if number else input_width, width) for number in range(depth))
-        # A higher cell reads the hidden state of the cell below and no token: a bias takes the projected token's place.
+        # A higher cell reads the hidden state of the cell below and no token: its `projected` is only a bias.
         self.biases = nn.ParameterList(initial_bias(cell, width) for _ in range(depth - 1))
         with torch.no_grad():
             self.token_projection.bias.copy_(initial_bias(cell, width))

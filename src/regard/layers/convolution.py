@@ -1,6 +1,6 @@
 """Convolutional sequence to sequence learning (Gehring 2017): gated convolutions, multi-step attention, their residual.
 
-There is no recurrence: all tokens are computed at once, in the encoder, and in the decoder during training. A convolution
+Without recurrence all tokens are computed at once: in the encoder, and in the decoder during training. A convolution
 reads `kernel_width` tokens; the receptive field of a stack is `depth * (kernel_width - 1) + 1` tokens. Every decoder
 layer attends to the source. The paper's letters: h, output of a layer; z, output of the encoder; e and g, embeddings of
 source and target tokens; d, decoder state summary (the query); a, attention weights; c, context vector; m, source

@@ -75,6 +75,7 @@ class GatedAttentionLayer(Sublayer):
     def attend(self, q: Tensor, k: Tensor, context: Context, fresh: bool, first: int) -> Tensor:
         """BHTK, BHSK -> BHTK: in bands when a text is longer than the window."""
         out = self.output_gate().diag() if context.recording else None
+        context = replace(context, position_bias=None)  # which this layer does not add
         in_bands = attend_in_bands(self.score, self.pattern, q, k, k, context, out=out) if fresh else None
         if in_bands is not None:
             return in_bands

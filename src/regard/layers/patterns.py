@@ -1,6 +1,6 @@
 """Attention patterns: which keys a query attends to (full, causal, sliding window, chunks, Luong's local attention).
 
-A pattern over the sequence itself decides by slots alone; attention adds padding and packed documents. A pattern over
+A pattern over the sequence itself depends on slots only; attention adds padding and packed documents. A pattern over
 the source builds a `SourceMask`, which may depend on the query.
 """
 

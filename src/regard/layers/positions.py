@@ -129,7 +129,7 @@ class PositionBias(nn.Module):
 def angles_of(positions: Tensor, width: int, base: float) -> Tensor:
     """(B)T -> (B)T, width / 2: a position's angles at wavelengths growing geometrically from 2 pi to base * 2 pi."""
     half = width // 2
-    # In single precision the angles of distant positions would be off by more than what tells them apart.
+    # In single precision the angles of distant positions would have errors larger than their differences.
     exact = torch.float64 if positions.device.type != "mps" else torch.float32
     frequencies = base ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
     return positions[..., None] * frequencies

@@ -1,4 +1,4 @@
-"""Recording attention weights: computed on demand, beside the fused kernel, so that recording changes no output."""
+"""Recording attention weights: computed on demand and not by the fused kernel, so recording changes no output."""
 
 from __future__ import annotations
 

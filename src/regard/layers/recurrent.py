@@ -61,7 +61,7 @@ class Step(nn.Module):
 class SequenceCell:
     """The base of recurrent cells, as far as a layer over whole sequences needs one."""
 
-    has_cell: ClassVar[bool] = False  # whether it has a cell state beside the hidden state
+    has_cell: ClassVar[bool] = False  # whether it has a cell state as well as a hidden state
 
     def build(self, input_width: int, width: int) -> nn.RNNBase:
         """The module over whole sequences."""

@@ -33,7 +33,7 @@ def devices() -> list[str]:
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Mixed precision in bfloat16 where asked for; "auto": on GPUs that support it natively."""
+    """Mixed precision (autocast) in bfloat16 where requested; "auto": on GPUs that support it natively."""
     fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bfloat16" or (precision == "auto" and fast):
         return torch.autocast(device.type, dtype=torch.bfloat16)

@@ -48,6 +48,10 @@ class Stack:
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError("a stack needs at least one layer. Use depth = 1 or more.")
+        for layer in self.layers:
+            if len({part.name for part in layer}) < len(layer):
+                names = ", ".join(part.name for part in layer)
+                raise InputError(f"the sublayers of a layer need different names, got {names}. Put them in two layers.")
         require_attached(self.position, StackPosition)
 
     @property
@@ -310,7 +314,8 @@ class Network(nn.Module):
         return loss + self.description.auxiliary.weight * self.auxiliary.loss(states, auxiliary, 0.0, padding)
 
     def encode(
-        self, ids: Tensor, padding: Tensor | None = None, segments: Tensor | None = None, positions: Tensor | None = None
+        self, ids: Tensor, padding: Tensor | None = None, segments: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """BS -> BSD: the encoder's hidden states, in the caller's order."""
         if self.encoder is None:

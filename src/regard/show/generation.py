@@ -52,15 +52,11 @@ def generation_steps(
     logs, probabilities, tokens = token_probabilities(network, states[rows], labels[rows], candidates)
     chosen = torch.where(labels[rows] == IGNORED, tokens[:, 0], labels[rows])
     texts = tokenizer.token_texts(chosen.tolist())
+    others = map(tokenizer.token_texts, tokens.tolist())
+    columns = zip(rows.tolist(), texts, logs.exp().tolist(), others, probabilities.tolist())
     return [
-        {"row": row, "chosen": [text, probability], "candidates": [[*pair] for pair in zip(others, values)]}
-        for row, text, probability, others, values in zip(
-            rows.tolist(),
-            texts,
-            logs.exp().tolist(),
-            map(tokenizer.token_texts, tokens.tolist()),
-            probabilities.tolist(),
-        )
+        {"row": row, "chosen": [text, probability], "candidates": [[*pair] for pair in zip(some, values)]}
+        for row, text, probability, some, values in columns
     ]
 
 

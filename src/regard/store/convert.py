@@ -48,13 +48,9 @@ def _write_regard(folder: Path, loaded: Loaded) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     keys = [key for key in (MAX_TEXT_LENGTH, TRAINED_LENGTH) if loaded.config.get(key) is not None]
     write_description(
-        folder,
-        loaded.network,
-        loaded.tokenizers,
-        task=str(loaded.config.get("task", "")),
-        generation_config=generation_config,
-        extra_config={key: loaded.config[key] for key in keys},
-    )
+        folder, loaded.network, loaded.tokenizers, task=str(loaded.config.get("task", "")),
+        generation_config=generation_config, extra_config={key: loaded.config[key] for key in keys},
+    )  # fmt: skip
     write_weights(folder, unique_parameters(loaded.network))
 
 

@@ -70,7 +70,7 @@ def _return_freed() -> None:
 
 @contextmanager
 def _nothing_retained() -> Iterator[None]:
-    """Make the C library return every large block when it is freed; afterwards it retains them again, which is faster."""
+    """Make the C library return large blocks when they are freed; afterwards it retains them again, which is faster."""
     _retain_blocks_below(_SMALLEST)
     try:
         yield
@@ -85,7 +85,7 @@ def _retain_blocks_below(size: int) -> None:
 
 
 def _machine() -> int:
-    """Available memory of the machine; all of it where the system does not tell."""
+    """Available memory of the machine; all of it where the system does not report it."""
     found = _table("/proc/meminfo").get("MemAvailable")
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found
 

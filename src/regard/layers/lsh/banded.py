@@ -2,7 +2,8 @@
 
 Time and memory grow linearly with the length. The order is the text's own (local attention), or tokens are sorted by
 bucket (LSH attention, Kitaev 2020, figure 2). A token may occur once per hashing round; rounds are weighted by their
-log-sum-exp, so that together they are one softmax. It is computed slice by slice; no matrix of queries times keys is kept.
+log-sum-exp, so that together they are one softmax. Slices are computed one by one; no matrix of queries times keys is
+kept.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Full(LSHPattern):
 class RankWindow(LSHPattern):
     """A query attends to the last `length` keys of its own bucket, itself included (in an encoder, to the next too).
 
-    This depends on the past alone, so no later token changes it. A key that several rounds find counts once.
+    This depends on earlier tokens only, so no later token changes it. A key that several rounds find counts once.
     """
 
     length: int = 64

@@ -22,7 +22,7 @@ def seq2seq(
     tied: bool = False,
     shared: bool = False,
 ) -> Model:
-    """Sequence to sequence learning (Sutskever 2014): the decoder knows the source only by the encoder's final state.
+    """Sequence to sequence learning (Sutskever 2014): the decoder reads of the source only the encoder's final state.
 
     `direction`: "backward" is the paper's reversed source, which brings the first words of both sides close together.
     """
