@@ -18,7 +18,8 @@ import regard
 from regard.config.recipe import read_parts, read_recipe
 from regard.errors import CannotResume, InputError
 from regard.layers.contract import Sublayer
-from regard.layers.scores import Dot
+from regard.layers.positions import AttentionPosition, AttentionPositionLayer
+from regard.layers.scores import Dot, ScoreFunction
 from regard.models import zoo
 from regard.models.model import Model
 from regard.schema import UnknownKind, from_dict, to_dict
@@ -332,3 +333,50 @@ def test_a_folder_never_runs_code(text: Path, tmp_path: Path):
     with pytest.raises(UnknownKind):
         regard.load(tmp_path / "run")
     assert os.getpid() == before
+
+
+@dataclass(frozen=True)
+class Distance:
+    def build(self, query_width, key_width, heads=1):
+        return DistanceScore()
+
+
+class DistanceScore(ScoreFunction):
+    def compare(self, q, k):
+        return -torch.cdist(q, k)
+
+
+@dataclass(frozen=True)
+class Shift(AttentionPosition):
+    def build(self, key_width):
+        return ShiftLayer()
+
+
+class ShiftLayer(AttentionPositionLayer):
+    def forward(self, x, positions):
+        positions = positions[:, None] if positions.dim() == 2 else positions
+        return x + positions.to(x.dtype)[..., None].sin()
+
+
+@pytest.mark.parametrize("change", [{"score": Distance()}, {"position": Shift()}], ids=["score", "position"])
+def test_what_an_own_part_does_not_tell_is_not_shown(change: dict[str, object], text: Path, tmp_path: Path):
+    model = regard.train(zoo.gpt2(16, 1, 2, **change), text=text, out=tmp_path / "run", steps=2)
+    assert all(result.holds for result in regard.check(model))
+    model.look("line 3").save(tmp_path / "page.html")
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [("mine.py", "takes a list of classes"), (Mean, "takes a list of classes"), ([Mean()], "takes a list of classes"),
+     ([str], "str is no dataclass"), ([Mean, replace(Mean()).__class__, type("Mean", (Mean,), {})], "both of kind")],
+)  # fmt: skip
+def test_rubbish_as_parts_is_refused(parts: object, message: str, tmp_path: Path):
+    with pytest.raises(InputError, match=message):
+        regard.load(tmp_path, parts=parts)
+
+
+def test_a_part_in_the_wrong_field_is_refused():
+    with pytest.raises(InputError, match=r"Mean does not fit here \(dates: model.position\): it has no attaches"):
+        read_recipe("dates", ["model.position=mean"], [Mean])
+    with pytest.raises(InputError, match=r"Mean does not fit here \(dates: text.task\)"):
+        read_recipe("dates", ["text.task=mean"], [Mean])

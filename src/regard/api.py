@@ -21,6 +21,7 @@ from regard.decode.score import TextScore, score_masked, score_pairs, score_text
 from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
+from regard.schema import require_parts
 from regard.show.generation import beam_tree
 from regard.show.lsh import LSHRecall, lsh_recall
 from regard.show.payload import side_by_side as side_by_side
@@ -39,7 +40,7 @@ def load(
 
     `parts` are the caller's own description classes (layers, scores, positions, ...) that the model is made of.
     """
-    loaded = read_folder(Path(folder), choose_device(device), parts=parts)
+    loaded = read_folder(Path(folder), choose_device(device), parts=require_parts(parts))
     if step is not None:
         load_parameters(loaded.network, checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model"))
     return LoadedModel(loaded)

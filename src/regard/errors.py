@@ -56,6 +56,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
     """'Did you mean "x"?' for the nearest known name, else the list of what is known."""
     known = sorted(known)
     near = get_close_matches(name, known, n=1, cutoff=0.6)
+    near = near or [one for one in known if len(name) > 3 and name in one]
     if near:
         return f'Did you mean "{near[0]}"?'
     return f"Known: {', '.join(known)}."

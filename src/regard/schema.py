@@ -223,12 +223,34 @@ def _from_table(options: list[Any], value: Any, where: str, also: Sequence[type]
         if len(options) == 1 or (value and len(fitting) == 1):
             return call_from_dict((fitting or options)[0], value, where=where, also=also)
         raise InputError(f"a kind is missing ({where}). {_kinds(options)}")
-    offered = options if closed else [*options, *also]
-    for option in offered:
+    own = [] if closed else [cls for cls in also if cls not in options]
+    for option in (*options, *own):
         if kind_of(option) == kind:
+            if lacking := sorted(_shared(options) - {*dir(option)}):
+                raise InputError(f"{option.__name__} does not fit here ({where}): it has no {', '.join(lacking)}.")
             return call_from_dict(option, value, where=where, also=also)
+    offered = [*options, *(cls for cls in own if _shared(options) <= {*dir(cls)})]
     hint = f"{suggest(str(kind), map(kind_of, offered))} A class of your own: parts=[...] or --parts FILE.py."
     raise UnknownKind(f'unknown kind "{kind}" ({where}). {hint}')
+
+
+def _shared(options: list[Any]) -> set[str]:
+    """The names that all classes of a field have, and that a class of the caller's own needs as well."""
+    names = set.intersection(*({*dir(option)} for option in options)) - {"facts", "kind"}
+    return {name for name in names if not name.startswith("_")}
+
+
+def require_parts(parts: Sequence[type]) -> tuple[type, ...]:
+    """The classes of the caller's own; refuses what is no dataclass, and two of the same kind."""
+    if isinstance(parts, (str, type)) or not all(isinstance(part, type) for part in parts):
+        raise InputError("parts takes a list of classes, as in parts=[Mine] (parts).")
+    for number, part in enumerate(parts):
+        if not dataclasses.is_dataclass(part):
+            raise InputError(f"{part.__name__} is no dataclass (parts). Write @dataclass(frozen=True) above it.")
+        for other in parts[:number]:
+            if other is not part and kind_of(other) == kind_of(part):
+                raise InputError(f'{other.__name__} and {part.__name__} are both of kind "{kind_of(part)}" (parts).')
+    return tuple(parts)
 
 
 def _from_scalar(annotation: Any, value: Any, where: str) -> Any:

@@ -175,10 +175,11 @@ def check(
         results.append(result)
     counts = Counter(result.verdict for result in results)
     if counts["BROKEN"]:
+        own = "look for the mistake in your own parts; or " if parts else ""
         names = ", ".join(result.law for result in results if result.verdict == "BROKEN")
         raise RunFailed(
             f"{counts['BROKEN']} of {counts['BROKEN'] + counts['holds']} laws are broken ({model}): {names}. "
-            "Do not rely on this model; try --device cpu, and report it if that does not help."
+            f"Do not rely on this model: {own}try --device cpu, and report it if that does not help."
         )
     if not as_json:
         drift = f", {counts['drifts']} drift as published chunks do" if counts["drifts"] else ""
@@ -191,7 +192,7 @@ def _print(found: Evaluation | LabelEvaluation | Comparison, as_json: bool) -> N
 
 
 def _corpus(
-    verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None, parts: Path | None
+    verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None, parts: list[Path] | None
 ) -> Corpus:
     """The files that the user named, or the test text of the model's own recipe."""
     from regard.data.read.corpus import read_corpus, read_pairs

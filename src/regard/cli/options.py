@@ -24,7 +24,8 @@ ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_defaul
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, show_default="all")]
 Parts = Annotated[
-    Path | None, typer.Option(help="Your Python file that defines parts; it is executed.", show_default=False)
+    list[Path] | None,
+    typer.Option(help="Your Python file that defines parts; it is executed. Can be repeated.", show_default=False),
 ]
 
 _CHUNK = 2048  # lines
@@ -38,7 +39,7 @@ def use_threads(threads: int | None) -> None:
         torch.set_num_threads(threads)
 
 
-def load_model(folder: Path, device: str, threads: int | None, parts: Path | None = None) -> LoadedModel:
+def load_model(folder: Path, device: str, threads: int | None, parts: list[Path] | None = None) -> LoadedModel:
     """Load a model folder onto a device."""
     from regard.api import load
 
@@ -46,13 +47,13 @@ def load_model(folder: Path, device: str, threads: int | None, parts: Path | Non
     return load(folder, device=device, parts=own_parts(parts))
 
 
-def own_parts(path: Path | None) -> tuple[type, ...]:
-    """The parts in a file that the user named; none without a file."""
-    if path is None:
+def own_parts(files: list[Path] | None) -> tuple[type, ...]:
+    """The parts in the files that the user named."""
+    if not files:
         return ()
     from regard.config.recipe import read_parts
 
-    return read_parts(path)
+    return read_parts(*files)
 
 
 def input_lines() -> Iterator[list[str]]:

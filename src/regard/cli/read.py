@@ -192,7 +192,7 @@ def score(
         done += len(rows)
 
 
-def trained_on_pairs(folder: Path, parts: Path | None) -> bool:
+def trained_on_pairs(folder: Path, parts: list[Path] | None) -> bool:
     """Whether the recipe of a model trains on labelled pairs of texts."""
     recipe = folder / "recipe.toml"
     if not recipe.is_file():

@@ -87,7 +87,7 @@ def show(
 
 
 def _models(
-    folder: Path, against: list[Path], checkpoints: bool, device: str, threads: int | None, parts: Path | None
+    folder: Path, against: list[Path], checkpoints: bool, device: str, threads: int | None, parts: list[Path] | None
 ) -> dict[str, LoadedModel]:
     """The models by their labels on the page."""
     folders = [folder, *against]

@@ -32,7 +32,7 @@ from regard.errors import InputError, suggest
 from regard.models import zoo
 from regard.models.model import Model
 from regard.models.readouts import Pool
-from regard.schema import call_from_dict, from_dict, located, toml_value
+from regard.schema import call_from_dict, from_dict, located, require_parts, toml_value
 from regard.training.settings import Training
 
 
@@ -140,6 +140,7 @@ class Recipe:
 
 def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequence[type] = ()) -> Recipe:
     """Read a TOML file, or the built-in recipe of that name, and apply settings such as "train.steps=2000"."""
+    parts = require_parts(parts)
     path, known = Path(recipe), builtin_recipes()
     if str(recipe) in known and not path.is_file():
         text, name = known[str(recipe)], str(recipe)
@@ -273,12 +274,15 @@ def override(tables: dict[str, Any], setting: str) -> None:
     table[keys[-1]] = value
 
 
-def read_parts(path: str | Path) -> tuple[type, ...]:
-    """Run a Python file and collect the dataclasses defined in it: the caller's own parts (--parts FILE.py).
+def read_parts(*files: str | Path) -> tuple[type, ...]:
+    """Run Python files and collect the dataclasses defined in them: the caller's own parts (--parts FILE.py).
 
     Only a file that a person names is run; no recipe and no model folder can name one.
     """
-    path = Path(path)
+    return require_parts([part for file in files for part in _parts_of(Path(file))])
+
+
+def _parts_of(path: Path) -> tuple[type, ...]:
     if not path.is_file():
         raise InputError(f"no such file: {path} (--parts). Name the Python file that defines your own parts.")
     name = f"regard_parts_{path.stem}"
@@ -287,10 +291,14 @@ def read_parts(path: str | Path) -> tuple[type, ...]:
         raise InputError(f"{path} is not a Python file (--parts). Name a file that ends in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their annotations up there
+    folder = str(path.resolve().parent)
+    sys.path.insert(0, folder)  # as for a script
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"{path} cannot be run: {type(error).__name__}: {error} (--parts).") from error
+    finally:
+        sys.path.remove(folder)
     found = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
     parts = tuple(value for value in found if dataclasses.is_dataclass(value))
     if not parts:

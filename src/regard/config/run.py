@@ -15,6 +15,7 @@ from regard.decode.alignment import cross_attention_heads
 from regard.errors import InputError
 from regard.models.device import choose_device
 from regard.models.model import Model
+from regard.schema import require_parts
 from regard.store.checkpoint import Checkpoint, checkpoints_folder, newest_step
 from regard.store.folder import read_folder, write_generation_config
 from regard.training.distributed import join_processes
@@ -42,6 +43,7 @@ def train(
     A Model value needs `text`, a file or a pair of files; every key of the recipe that is not set is as `regard init`
     writes it. `parts` are classes of the caller's own that the recipe or the model consists of.
     """
+    parts = require_parts(parts)
     settings = [*settings, *([] if steps is None else [f"train.steps={steps}"])]
     parsed = _recipe_of(recipe, text, settings, parts)
     folder = Path(out) if out is not None else Path("runs") / parsed.name

@@ -69,7 +69,9 @@ _WIDEST = max(len(law.name) for law in LAWS)
 
 
 def check(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: int = 0) -> list[LawResult]:
-    """Check a model against every law; reads the first non-empty lines of `texts`. One result per law."""
+    """Check a loaded model against every law; reads the first non-empty lines of `texts`. One result per law."""
+    if not isinstance(model, LoadedModel):
+        raise InputError("regard.check takes a loaded model, as in regard.check(regard.load(folder)).")
     return list(check_laws(model, texts, seed=seed))
 
 

@@ -200,7 +200,7 @@ def compare(
     beam: int | None = None,
     device: str = "auto",
     threads: int | None = None,
-    parts: Path | None = None,
+    parts: Sequence[Path] | None = None,
     progress: Progress = lambda done: None,
 ) -> Comparison:
     """Evaluate models on the same text one by one, each in a process of its own.
@@ -213,10 +213,10 @@ def compare(
         if given is not None and given not in known:
             raise InputError(f'"{given}" is not known ({option}). {suggest(given, known)}')
     names = distinct_names(folders)
-    own = () if parts is None else read_parts(parts)
+    own = read_parts(*parts or ())
     sizes = _parameters(folders, names, corpus, own)
-    file = None if parts is None else str(parts)
-    job = Job("", tuple(corpus.sources), corpus.targets is not None, beam, device, threads, file)
+    files = tuple(map(str, parts or ()))
+    job = Job("", tuple(corpus.sources), corpus.targets is not None, beam, device, threads, files)
     found = [measure_isolated(replace(job, folder=str(folder)), progress) for folder in folders]
     size = len(corpus) if job.translates else int(byte_lengths(corpus.sources).sum())
     bare = Comparison(

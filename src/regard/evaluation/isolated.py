@@ -38,7 +38,7 @@ class Job:
     beam: int | None = None
     device: str = "auto"
     threads: int | None = None
-    parts: str | None = None  # a Python file of the user's own parts
+    parts: Sequence[str] = ()  # Python files of the user's own parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def measure(job: Job, progress: Progress) -> Measured:
     if job.threads is not None:
         torch.set_num_threads(job.threads)
     device = choose_device(job.device)
-    parts = () if job.parts is None else read_parts(job.parts)
+    parts = read_parts(*job.parts)
     found: list[Measured] = []
     work = _translate if job.translates else _read
 

@@ -252,13 +252,14 @@ class ScoredWeights(AttentionWeights):
         chosen: Tensor = whole.unflatten(2, (self.beams, -1))[:, :, :, queries]
         return chosen.flatten(2, 3)
 
-    def score_inputs(self) -> ScoreInputs:
+    def score_inputs(self) -> ScoreInputs | None:
         """What the scores are computed from."""
         # Keys are not copied: a recurrent decoder records every step, and all steps are to share the same keys.
         keys = self.key if self.beams == 1 else self.key.repeat_interleave(self.beams, 0)
         keys = F.pad(keys, (0, 0, self.first, 0)) if self.first else keys
         bias = self.bias if self.bias is None or not self.first else F.pad(self.bias, (self.first, 0))
-        return replace(self.score.score_inputs(unfold_beams(self.query, self.beams), keys), bias=bias)
+        inputs = self.score.score_inputs(unfold_beams(self.query, self.beams), keys)
+        return None if inputs is None else replace(inputs, bias=bias)
 
 
 def attend_in_bands(

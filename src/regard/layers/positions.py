@@ -90,9 +90,9 @@ class AttentionPositionLayer(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         raise NotImplementedError
 
-    def curves(self, positions: Tensor) -> Curves:
-        """What to draw of positions T."""
-        raise NotImplementedError
+    def curves(self, positions: Tensor) -> Curves | None:
+        """What to draw of positions T; None: nothing."""
+        return None
 
 
 class StackPosition(AttachedPosition):
@@ -377,6 +377,8 @@ def require_attached(position: Position | None, to: type[P]) -> P | None:
     if position is None or isinstance(position, to):
         return position
     *kinds, last = (kind_of(option) for option in get_args(Position) if issubclass(option, to))
+    if not isinstance(position, AttachedPosition):
+        raise InputError(f"{kind_of(type(position))} is no position. Use {', '.join(kinds)} or {last} there.")
     raise InputError(
         f"a position of kind {kind_of(type(position))} attaches to the {position.attaches}, not to the {to.attaches}. "
         f"Use {', '.join(kinds) + ' or ' if kinds else ''}{last} there."

@@ -60,8 +60,8 @@ class AttentionWeights:
         """-> BHtS: the weights of a slice of queries."""
         return torch.stack([self.head(number)(queries) for number in range(self.heads)], dim=1)
 
-    def score_inputs(self) -> ScoreInputs:
-        """What the scores are computed from."""
+    def score_inputs(self) -> ScoreInputs | None:
+        """What the scores are computed from; None if a score of the user's own does not tell."""
         raise NotImplementedError
 
     def value_norms(self) -> Tensor:

@@ -32,10 +32,9 @@ class ScoreFunction(nn.Module):
         assert self.scale is not None
         return q @ k.transpose(-1, -2) * self.scale
 
-    def score_inputs(self, q: Tensor, k: Tensor) -> ScoreInputs:
-        """BHTK', BHSK' -> the comparison as data, for a record."""
-        assert self.scale is not None
-        return ScoreInputs("dot", q, k, self.scale)
+    def score_inputs(self, q: Tensor, k: Tensor) -> ScoreInputs | None:
+        """BHTK', BHSK' -> the comparison as data, for a record; None if it is no dot product."""
+        return None if self.scale is None else ScoreInputs("dot", q, k, self.scale)
 
 
 @dataclass(frozen=True)

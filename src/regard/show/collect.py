@@ -105,8 +105,8 @@ class SizeProbe(Record):
         """Count the queries of a layer."""
         before = self.shapes.get(name, AttentionShape(0, 0, 0, 0)).queries
         queries, inputs = before + weights.queries, weights.score_inputs()
-        numbers = weights.heads * (queries + weights.keys) * inputs.query.shape[-1]
-        numbers += 0 if inputs.bias is None else inputs.bias[0].numel()
+        numbers = 0 if inputs is None else weights.heads * (queries + weights.keys) * inputs.query.shape[-1]
+        numbers += 0 if inputs is None or inputs.bias is None else inputs.bias[0].numel()
         self.shapes[name] = AttentionShape(weights.heads, queries, weights.keys, numbers)
 
 
@@ -166,8 +166,8 @@ class LayerAccumulator:
         self.queries += weights.queries
         if self.value_norms is None:
             self.value_norms = weights.value_norms()[0].float().cpu()
-        if self.plan.score_inputs:
-            self.score_inputs.append(weights.score_inputs())
+        if self.plan.score_inputs and (inputs := weights.score_inputs()) is not None:
+            self.score_inputs.append(inputs)
 
     def add_block(self, head: int, first: int, block: Tensor) -> None:
         """Add the weights tS of one head, for the queries from `first` on."""

@@ -57,6 +57,8 @@ def _of_attention(name: str, network: Network, module: StackLayers, positions: T
             continue
         built = module.get_submodule(f"layers.{number}.{part.name}").modules()
         curves = next(child for child in built if isinstance(child, AttentionPositionLayer)).curves(positions)
+        if curves is None:
+            continue
         equal = (numbers for _, other, numbers in groups if torch.equal(other.values, curves.values))
         numbers = next(equal, None)
         if numbers is None:
