@@ -140,3 +140,10 @@ def test_a_model_with_a_layer_of_the_caller_is_loaded_with_parts_and_refused_wit
 def test_all_public_names_are_listed_and_found():
     assert dir(regard) == sorted(regard.__all__)
     assert all(hasattr(regard, name) for name in dir(regard))
+
+
+def test_a_model_tells_its_shape_and_size():
+    model = small(zoo.gpt2(16, 1, 2))
+    count = sum(parameter.numel() for parameter in model.network.parameters())
+    assert model.shape == "decoder"
+    assert repr(model) == f"<decoder model, {count:,} parameters, on cpu>"

@@ -20,7 +20,7 @@ from regard.decode.options import Options, default_options
 from regard.decode.score import TextScore, score_masked, score_pairs, score_texts
 from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
-from regard.models.model import Model, Network
+from regard.models.model import Model, Network, Shape
 from regard.schema import require_parts
 from regard.show.generation import beam_tree
 from regard.show.lsh import LSHRecall, lsh_recall
@@ -65,6 +65,15 @@ class LoadedModel:
     def description(self) -> Model:
         """The description that the network was built from."""
         return self.network.description
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.network.parameters())
+        return f"<{self.shape} model, {count:,} parameters, on {self.device}>"
+
+    @property
+    def shape(self) -> Shape:
+        """Which stacks it has: "encoder", "decoder" or "encoder-decoder"."""
+        return self.network.shape
 
     @property
     def device(self) -> torch.device:
