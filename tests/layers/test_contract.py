@@ -17,7 +17,6 @@ from regard.layers.contract import (
     Facts,
     RandomChoices,
     Shared,
-    Sublayer,
     facts_of,
     leaves,
     select,
@@ -35,25 +34,7 @@ from regard.models.model import Model, Stack
 from regard.show.ablation import attention_heads
 from tests.laws.test_laws import probe
 from tests.laws.zoo import SMALL, VOCABULARY, WIDTH
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A part of a user's own, which states no facts."""
-
-    name: ClassVar[str] = "mean"
-
-    def build(self, width, source_width=None):
-        return MeanLayer()
-
-
-class MeanLayer(Sublayer):
-    def forward(self, x, context, memory=None):
-        before, count = (0, 0) if memory is None else memory
-        total = x.cumsum(dim=1) + (0 if memory is None else before[:, None])
-        counts = count + torch.arange(1, x.shape[1] + 1, dtype=x.dtype)
-        counts = counts.expand(x.shape[0], -1)
-        return total / counts[..., None], (total[:, -1], counts[:, -1:])
+from tests.own_parts import Mean
 
 
 def with_mean() -> Model:
