@@ -59,4 +59,4 @@ def suggest(name: str, known: Iterable[str]) -> str:
     near = near or [one for one in known if len(name) > 3 and name in one]
     if near:
         return f'Did you mean "{near[0]}"?'
-    return f"Known: {', '.join(known)}."
+    return f"Known: {', '.join(known)}." if known else "Leave it out."

@@ -85,6 +85,8 @@ def test_invalid_recipes_are_refused_with_a_hint(tables: dict, message: str):
         ('model.heads="x"', 'expected a whole number, got "x" (r.toml: model.heads).'),
         ("model.heads=0", "0 is too small (r.toml: model.heads). Use 1 or more."),
         ("model.inner=-4", "-4 is too small (r.toml: model.inner). Use 1 or more."),
+        ("model.position={kind='alibi', slopes=3}", 'unknown key "slopes" (r.toml: model.position). Leave it out.'),
+        ("train.rate=1", 'unknown key "rate" (r.toml: train). Did you mean "learning_rate"?'),
         ("model.position={kind='learned', max_positions=-4}", "-4 is too small (r.toml: model.position.max_positions). "
          "Use 1 or more."),
         ("model.heads=12", "width 128 is not divisible by 12 heads (r.toml: model). Try width 120 or 132."),
