@@ -20,13 +20,13 @@ import torch
 
 from regard.config.recipe import read_recipe
 from regard.config.setup import read_setup
+from regard.data.corpora import Split
 from regard.data.corpora.python_source import python_documents
-from regard.data.draws import Split
 from regard.errors import InputError, RunFailed
 from regard.layers.positions import Rotary
 from regard.models import zoo
 from regard.models.model import Model
-from regard.training.probe import Probe, first_epoch
+from regard.training.memory import Probe, first_epoch
 
 PYTHON = "python"
 """As the name of a text: the standard library's source."""

@@ -25,9 +25,7 @@ from tests.training.runs import regard, write_recipe
 
 ROOT = Path(__file__).parent.parent
 
-LIMITS = {
-    "RLIMIT_FSIZE": (resource.RLIMIT_FSIZE, (9_000, 9_000)),
-}
+LIMITS = {"RLIMIT_FSIZE": (resource.RLIMIT_FSIZE, (9_000, 9_000))}
 
 Case = Callable[["Scene"], list[str]]
 CASES: dict[str, Case] = {}

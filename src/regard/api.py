@@ -14,7 +14,7 @@ from regard.decode.alignment import Aligner, Head, Links, choose_heads, cross_at
 from regard.decode.classify import Prediction, Text, classify
 from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import FilledText, fill_masks, fill_spans
-from regard.decode.generate import GeneratedText, Progress, continue_prompts, translate
+from regard.decode.generate import QUIET, GeneratedText, Progress, continue_prompts, translate
 from regard.decode.inputs import require_capability
 from regard.decode.options import Options, default_options
 from regard.decode.score import TextScore, score_masked, score_pairs, score_texts
@@ -29,8 +29,6 @@ from regard.show.trace import AttentionTrace, trace
 from regard.store.checkpoint import checkpoint_at, checkpoints_folder, saved_steps
 from regard.store.folder import read_folder
 from regard.store.loading import MAX_TEXT_LENGTH, Loaded, load_parameters
-
-_QUIET: Progress = lambda done: None  # noqa: E731
 
 
 def load(
@@ -57,7 +55,8 @@ class LoadedModel:
     def __init__(self, loaded: Loaded) -> None:
         self.network: Network = loaded.network
         self.tokenizer: Tokenizer = loaded.tokenizers[0]
-        self.target_tokenizer: Tokenizer = loaded.tokenizers[1] or loaded.tokenizers[0]
+        self.target_tokenizer: Tokenizer = loaded.tokenizers[1] or self.tokenizer
+        self.tokenizers = self.tokenizer, self.target_tokenizer
         self.config: dict[str, Any] = loaded.config
         self.generation_config: dict[str, Any] = loaded.generation_config
 
@@ -115,7 +114,7 @@ class LoadedModel:
         options: Options | None = None,
         *,
         prefixes: Sequence[str] | None = None,
-        progress: Progress = _QUIET,
+        progress: Progress = QUIET,
         alignment: bool = False,
         replace_unknown: bool = False,
         first_line: int = 1,
@@ -128,9 +127,8 @@ class LoadedModel:
         self._require("translate")
         aligner = self.aligner if alignment or replace_unknown else None
         options = options or self.defaults()
-        tokenizers = self.tokenizer, self.target_tokenizer
         found = translate(
-            self.network, tokenizers, texts, options, prefixes=prefixes, progress=progress, first_line=first_line
+            self.network, self.tokenizers, texts, options, prefixes=prefixes, progress=progress, first_line=first_line
         )
         if aligner is None:
             return found
@@ -150,7 +148,7 @@ class LoadedModel:
             if (layer, head) not in heads:
                 raise DamagedFile(f"this model has no cross-attention head {head} in layer {layer} "
                                   "(generation_config.json: alignment_heads). Copy the file again.")  # fmt: skip
-        return Aligner(self.network, (self.tokenizer, self.target_tokenizer), chosen)
+        return Aligner(self.network, self.tokenizers, chosen)
 
     @property
     def alignment_heads(self) -> tuple[Head, ...]:
@@ -193,17 +191,14 @@ class LoadedModel:
 
         `max_tokens` defaults to that of generation_config.json, or else 200.
         """
-        own = self.defaults()
         sampling = Options(
-            max_tokens=own.max_tokens if max_tokens is None else max_tokens, temperature=temperature, top_k=top_k,
-            top_p=top_p, min_p=min_p, seed=seed, stop=tuple(stop),
-            suppress_tokens=own.suppress_tokens, begin_suppress_tokens=own.begin_suppress_tokens,
-            forced_eos=own.forced_eos, extra_eos=own.extra_eos,
-        )  # fmt: skip
+            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            stop=tuple(stop),
+        ).with_tokens_of(self.defaults())  # fmt: skip
         return self.continuations([prompt], options or sampling)[0][0].text
 
     def continuations(
-        self, prompts: Sequence[str], options: Options, *, progress: Progress = _QUIET
+        self, prompts: Sequence[str], options: Options, *, progress: Progress = QUIET
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """The n-best continuations of each prompt with their scores; their text includes the prompt."""
         self._require("generate")
@@ -214,7 +209,7 @@ class LoadedModel:
     @overload
     def fill(self, texts: list[str], *, top: int = ..., progress: Progress = ...) -> list[FilledText]: ...
     def fill(
-        self, texts: str | list[str], *, top: int = 5, progress: Progress = _QUIET
+        self, texts: str | list[str], *, top: int = 5, progress: Progress = QUIET
     ) -> FilledText | list[FilledText]:
         """Tokens for each [MASK] of a text; from a span-corruption model, spans for <extra_id_0>, <extra_id_1>, ..."""
         self._require("fill")
@@ -224,8 +219,7 @@ class LoadedModel:
         if self.network.shape == "encoder":
             found = fill_masks(self.network, self.tokenizer, several, top=top, progress=progress)
         else:
-            both = self.tokenizer, self.target_tokenizer
-            found = fill_spans(self.network, both, several, self.defaults(), top=top, progress=progress)
+            found = fill_spans(self.network, self.tokenizers, several, self.defaults(), top=top, progress=progress)
         return found[0] if isinstance(texts, str) else found
 
     @overload
@@ -246,7 +240,7 @@ class LoadedModel:
         layer: Layer = None,
         normalised: bool = False,
         tokens: bool = False,
-        progress: Progress = _QUIET,
+        progress: Progress = QUIET,
     ) -> Vectors | list[TokenVectors]:
         """One vector per text, or with `tokens` one per token.
 
@@ -266,7 +260,7 @@ class LoadedModel:
             progress=progress,
         )  # fmt: skip
 
-    def classify(self, texts: Sequence[Text], *, progress: Progress = _QUIET) -> list[Prediction]:
+    def classify(self, texts: Sequence[Text], *, progress: Progress = QUIET) -> list[Prediction]:
         """The prediction for each text or pair of texts: a label, a number, or a tag per word."""
         _require_texts("classify", texts)
         self._require("classify")
@@ -277,7 +271,7 @@ class LoadedModel:
         return [found.total for found in self.scores(source, target)]
 
     def scores(
-        self, source: Sequence[str], target: Sequence[str] | None = None, *, progress: Progress = _QUIET
+        self, source: Sequence[str], target: Sequence[str] | None = None, *, progress: Progress = QUIET
     ) -> list[TextScore]:
         """The log-probability of each target given its source, or of each text, in total and per token.
 
@@ -290,8 +284,7 @@ class LoadedModel:
             what, fits = ("plain texts", "pairs of source and target") if both else ("pairs", "texts alone")
             raise InputError(f"this model does not score {what}. Give {fits}.")
         if target is not None:
-            tokenizers = self.tokenizer, self.target_tokenizer
-            return score_pairs(self.network, tokenizers, (source, target), progress)
+            return score_pairs(self.network, self.tokenizers, (source, target), progress)
         score = score_texts if self.network.shape == "decoder" else score_masked
         return score(self.network, self.tokenizer, source, progress)
 
@@ -309,29 +302,27 @@ class LoadedModel:
         A language model reads `target` after the text, then generates `length` tokens itself. `layers` are names or
         wildcards, such as "decoder.*.cross".
         """
-        both = self.network.shape == "encoder-decoder"
         if length < 0 or (length and self.network.shape != "decoder"):
             raise InputError(
                 f"only a language model continues a text, by 0 or more tokens (length {length}). Leave it out."
             )
         if target is not None and self.network.shape == "encoder":
             raise InputError("this model has no decoder, so it reads no target. Leave the target out.")
-        tokenizers = self.tokenizer, self.target_tokenizer
         options = replace(self.defaults(), beam=1, max_tokens=length) if length else self.defaults()
         options = options if beam is None else replace(options, beam=beam)
-        if not length and (target is not None or not both):
-            return trace(self.network, tokenizers, text, target, self.alignment_heads, layers=layers, options=options)
-        text = text + (target or "")
-        tree, generated = beam_tree(self.network, tokenizers, text, options)
-        beams = tree if options.beam > 1 else None
-        tokens, heads = generated.tokens, self.alignment_heads
-        return trace(self.network, tokenizers, text, tokens, heads, layers=layers, beams=beams, options=options)
+        shown: str | Sequence[int] | None = target
+        beams, heads = None, self.alignment_heads
+        if length or (target is None and self.network.shape == "encoder-decoder"):
+            text = text + (target or "")
+            tree, generated = beam_tree(self.network, self.tokenizers, text, options)
+            shown, beams = generated.tokens, tree if options.beam > 1 else None
+        return trace(self.network, self.tokenizers, text, shown, heads, layers=layers, beams=beams, options=options)
 
     def lsh_recall(self, text: str, target: str | None = None, *, top: int = 64) -> LSHRecall:
         """LSH recall: the share of the `top` largest weights that hashing finds, by layer, head and hash rounds."""
         if self.network.shape == "encoder-decoder" and target is None:
             target = self.translate(text)
-        return lsh_recall(self.network, (self.tokenizer, self.target_tokenizer), text, target, top=top)
+        return lsh_recall(self.network, self.tokenizers, text, target, top=top)
 
     def _require(self, verb: str) -> None:
         require_capability(self.description, self.tokenizer, verb)

@@ -32,7 +32,6 @@ class Fault(Row):
     kind: type[RegardError] = InputError
 
     def __call__(self, **facts: Any) -> RegardError:
-        """The error to raise."""
         return self.kind(self.text(**facts))
 
 
@@ -41,204 +40,126 @@ class Notice(Row):
     """A warning; the work continues."""
 
     def __call__(self, **facts: Any) -> str:
-        """The line to print."""
         return f"warning: {self.text(**facts)}"
 
 
+# A row: when it applies, what to say, what to do, and the class of the error.
+# fmt: off
 NO_FILE = Fault("A file does not exist", "no such file: {path}.", "Current directory is {here}.{hint}")
 UNREADABLE = Fault("A file cannot be read", "cannot read {path}: {why}.", "Name a readable file.")
 EMPTY_TEXT = Fault("A corpus is empty", "{path} has 0 lines.", "Name a file that holds text.")
 NOTHING_USABLE = Fault("Every text was left out", "{path} has 0 usable {texts} of {count:,}: {reasons}.", "{remedy}")
-BAD_UTF8 = Fault(
-    "A byte is not UTF-8",
+BAD_UTF8 = Fault("A byte is not UTF-8",
     "{path} line {line:,}, byte {byte:,}: 0x{value:02X} is not UTF-8 (looks like {likely}).",
     "Convert: iconv -f {encoding} -t UTF-8 < {quoted} > utf8.txt. "
-    'Or skip such lines in training: text.bad_utf8 = "skip".',
-)
-UTF16 = Fault(
-    "A file is UTF-16",
+    'Or skip such lines in training: text.bad_utf8 = "skip".')
+UTF16 = Fault("A file is UTF-16",
     "{path} looks like UTF-16 (BOM {mark}).",
-    "Convert: iconv -f UTF-16 -t UTF-8 < {quoted} > utf8.txt.",
-)
-GZIP = Fault(
-    "A gzip file has another name",
+    "Convert: iconv -f UTF-16 -t UTF-8 < {quoted} > utf8.txt.")
+GZIP = Fault("A gzip file has another name",
     "{path} is gzip (1F 8B).",
-    "Rename it to end in .gz, or decompress it: gzip -dc < {quoted} > plain.txt.",
-)
-NOT_GZIP = Fault(
-    "A file named .gz cannot be decompressed",
+    "Rename it to end in .gz, or decompress it: gzip -dc < {quoted} > plain.txt.")
+NOT_GZIP = Fault("A file named .gz cannot be decompressed",
     "{path} cannot be decompressed: {why}.",
-    "Copy it again, or name it without .gz if it is plain text.",
-    DamagedFile,
-)
-NUL = Fault(
-    "A line holds a NUL byte",
+    "Copy it again, or name it without .gz if it is plain text.", DamagedFile)
+NUL = Fault("A line holds a NUL byte",
     "{path} line {line:,}: NUL byte. Lines affected: {count:,}.",
-    "Remove it: tr -d '\\000' < {quoted} > clean.txt. Or strip it in training: text.control = \"strip\".",
-)
-GIANT_LINE = Fault(
-    "A line is very long",
+    "Remove it: tr -d '\\000' < {quoted} > clean.txt. Or strip it in training: text.control = \"strip\".")
+GIANT_LINE = Fault("A line is very long",
     "{path} line {line:,} is longer than {limit:,} bytes.",
-    "Is it a file without line breaks? Split it into lines.",
-)
-UNEQUAL_LINES = Fault(
-    "The files of a pair differ in length",
+    "Is it a file without line breaks? Split it into lines.")
+UNEQUAL_LINES = Fault("The files of a pair differ in length",
     "{source} has {sources:,} lines, {target} {targets:,}: they must match.{hint}",
-    "Line i of one is the translation of line i of the other; find the line that is missing or split.",
-)
-COLUMNS = Fault(
-    "A line of a .tsv does not have two columns",
+    "Line i of one is the translation of line i of the other; find the line that is missing or split.")
+COLUMNS = Fault("A line of a .tsv does not have two columns",
     "{path} line {line:,} has {count:,} columns, separated by tabs; a pair has 2.",
-    'Correct it, or choose columns: text.fields = ["1", "2"].',
-)
-NOT_JSON = Fault(
-    "A line of a .jsonl is malformed",
+    'Correct it, or choose columns: text.fields = ["1", "2"].')
+NOT_JSON = Fault("A line of a .jsonl is malformed",
     "{path} line {line:,}: {why}.",
-    'Each line is an object with "text", or "source" and "target"; other names: text.fields = ["de", "en"].',
-)
-SHIFTED = Notice(
-    "Pairs look shifted",
+    'Each line is an object with "text", or "source" and "target"; other names: text.fields = ["de", "en"].')
+SHIFTED = Notice("Pairs look shifted",
     "from line {line:,} on, the pairs of {path} look misaligned (correlation of lengths {before:.2f} before, "
     "{after:.2f} after; {shifted:.2f} with the target moved by {lag:+d}).",
-    'Look at these lines before you train; text.alignment = "unchecked" turns this check off.',
-)
-OVERLAP = Notice(
-    "Validation text overlaps the training text",
+    'Look at these lines before you train; text.alignment = "unchecked" turns this check off.')
+OVERLAP = Notice("Validation text overlaps the training text",
     "{count:,} of {lines:,} validation lines also occur in training; scores will be too good.",
-    "Remove them from {path}.",
-)
-LEFT_OUT = Notice(
-    "Some texts were left out", "{path}: {count:,} of {lines:,} left out: {reasons}.", "They are listed in {listed}."
-)
-VOCABULARY_TOO_LARGE = Fault(
-    "The vocabulary is too large for the text",
+    "Remove them from {path}.")
+LEFT_OUT = Notice("Some texts were left out",
+    "{path}: {count:,} of {lines:,} left out: {reasons}.", "They are listed in {listed}.")
+VOCABULARY_TOO_LARGE = Fault("The vocabulary is too large for the text",
     "asked for {asked:,} tokens, the text supports {found:,} (text.tokenizer.size).",
-    "Use size = {usable}.",
-)
-VOCABULARY_TOO_SMALL = Fault(
-    "The vocabulary has no room",
+    "Use size = {usable}.")
+VOCABULARY_TOO_SMALL = Fault("The vocabulary has no room",
     "asked for {asked:,} tokens, special ones and single characters need {least:,} (text.tokenizer.size).",
-    "Use size = {least} or more.",
-)
-INDIVISIBLE = Fault(
-    "The width is not divisible by the number of heads",
+    "Use size = {least} or more.")
+INDIVISIBLE = Fault("The width is not divisible by the number of heads",
     "width {width} is not divisible by {heads} heads.",
-    "Try width {lower} or {upper}.",
-)
-TOO_LONG = Fault(
-    "A text is longer than the model can read",
+    "Try width {lower} or {upper}.")
+TOO_LONG = Fault("A text is longer than the model can read",
     "{what} has {tokens:,} tokens, this model reads {longest:,}.",
-    "Shorten it, or train a model with more positions (model.position).",
-)
-NOT_FINITE = Fault(
-    "The loss is not a number",
+    "Shorten it, or train a model with more positions (model.position).")
+NOT_FINITE = Fault("The loss is not a number",
     "loss is {loss:.4g} at step {step:,} (learning rate {learning_rate:.2e}, gradient norm {norm:.3g}), batch {where}.",
-    "Try train.learning_rate = {lower:.1e}, or look at these lines.",
-    RunFailed,
-)
-CUT = Notice(
-    "Memory runs out in a step, which is then split into micro-batches",
+    "Try train.learning_rate = {lower:.1e}, or look at these lines.", RunFailed)
+CUT = Notice("Memory runs out in a step, which is then split into micro-batches",
     "out of memory at step {step:,}; repeated in {parts:,} micro-batches (gradient accumulation), like all steps "
     "from now on. The result is the same up to rounding and dropout.",
-    "For the next run: train.accumulate = {parts}.",
-)
-LITTLE_MEMORY = Notice(
-    'The smallest batch that train.batch_tokens = "fit" tries barely fits',
+    "For the next run: train.accumulate = {parts}.")
+LITTLE_MEMORY = Notice('The smallest batch that train.batch_tokens = "fit" tries barely fits',
     "batch_tokens = {tokens:,} needs most of the memory or more (train.batch_tokens).",
-    "See what to change: regard plan RECIPE.",
-)
-OUT_OF_MEMORY = Fault(
-    "Memory runs out, even for one sample",
+    "See what to change: regard plan RECIPE.")
+OUT_OF_MEMORY = Fault("Memory runs out, even for one sample",
     "out of memory at step {step:,}: not even one sample fits, the longest has {length:,} tokens.",
     "Try train.gradient_checkpointing = true, lower text.task.max_length or text.task.length, or take a smaller model.",
-    RunFailed,
-)
-OUT_OF_MEMORY_TOGETHER = Fault(
-    "Memory runs out in one of several processes",
+    RunFailed)
+OUT_OF_MEMORY_TOGETHER = Fault("Memory runs out in one of several processes",
     "out of memory at step {step:,}, and distributed training cannot split a step again.",
     'Resume with train.gradient_checkpointing = true, train.parallel = "shard" or more processes; a new run can also '
-    "use a higher train.accumulate.",
-    RunFailed,
-)
+    "use a higher train.accumulate.", RunFailed)
 DISK_FULL = Fault("A file cannot be written", "cannot write {path}: {why} ({room}).", "{remedy}", DiskTrouble)
-CACHE_FULL = Fault(
-    "The cache cannot be written",
+CACHE_FULL = Fault("The cache cannot be written",
     "cannot write the cache {path}: {why}.",
-    "Free some space, or name another folder: REGARD_CACHE=/some/folder.",
-    DiskTrouble,
-)
-NOT_WRITABLE = Fault(
-    "The run's folder cannot be written", "{folder} is not writable: {why}.", "Choose --out or change permissions."
-)
+    "Free some space, or name another folder: REGARD_CACHE=/some/folder.", DiskTrouble)
+NOT_WRITABLE = Fault("The run's folder cannot be written",
+    "{folder} is not writable: {why}.", "Choose --out or change permissions.")
 IN_USE = Fault("Another run uses the folder", "{folder} is in use by {holder}.", "Stop it or choose another --out.")
-DAMAGED_CHECKPOINT = Notice(
-    "A checkpoint is damaged, an older one is not", "{fault}; resuming from step-{step} instead.", ""
-)
-NO_CHECKPOINT = Fault(
-    "Every checkpoint is damaged",
+DAMAGED_CHECKPOINT = Notice("A checkpoint is damaged, an older one is not",
+    "{fault}; resuming from step-{step} instead.", "")
+NO_CHECKPOINT = Fault("Every checkpoint is damaged",
     "no valid checkpoint in {folder} ({count} found, all damaged: {fault}).",
-    "Restore one from a copy, or choose another --out.",
-    CannotResume,
-)
-CHANGED_TEXT = Fault(
-    "The text changed since the run was saved",
+    "Restore one from a copy, or choose another --out.", CannotResume)
+CHANGED_TEXT = Fault("The text changed since the run was saved",
     "cannot resume: {path} changed since {folder} was last saved ({key}).",
-    "Use the old text, or --new-data to resume with the new one from its beginning.",
-    CannotResume,
-)
-CHANGED_SETTING = Fault(
-    "A setting changed since the run was saved",
+    "Use the old text, or --new-data to resume with the new one from its beginning.", CannotResume)
+CHANGED_SETTING = Fault("A setting changed since the run was saved",
     "cannot resume: {key} was {old} when {folder} was last saved, now it is {new}.",
-    "Put it back, or choose another --out.",
-    CannotResume,
-)
-OTHER_MACHINE = Notice(
-    "A run resumes with another torch, device, or number of threads or processes",
+    "Put it back, or choose another --out.", CannotResume)
+OTHER_MACHINE = Notice("A run resumes with another torch, device, or number of threads or processes",
     "checkpoint made with {old}; now {new}.",
-    "Results will be close but not bit-identical.",
-)
-PICKLE = Fault(
-    "Weights are a pickle",
+    "Results will be close but not bit-identical.")
+PICKLE = Fault("Weights are a pickle",
     "{path} is a pickle and could run code; regard will not open it.",
-    "If you trust its maker: regard convert {folder} NEW --allow-pickle.",
-    DamagedFile,
-)
+    "If you trust its maker: regard convert {folder} NEW --allow-pickle.", DamagedFile)
 DAMAGED_WEIGHTS = Fault("Weights are damaged", "{path} is damaged: {why}.", "Restore it from a copy.", DamagedFile)
-CONFIG_AND_WEIGHTS = Fault(
-    "Description and weights do not belong together",
+CONFIG_AND_WEIGHTS = Fault("Description and weights do not belong together",
     "{what} ({folder}).",
-    "config.json and model.safetensors must come from the same run: copy both again.",
-    DamagedFile,
-)
-UNKNOWN_ARCHITECTURE = Fault(
-    "A folder holds an unsupported model",
+    "config.json and model.safetensors must come from the same run: copy both again.", DamagedFile)
+UNKNOWN_ARCHITECTURE = Fault("A folder holds an unsupported model",
     "model_type {found!r} is not supported ({folder}/config.json).",
-    "regard reads its own folders and those of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian and Reformer.",
-)
-REMOTE_CODE = Fault(
-    "A model brings its own code",
+    "regard reads its own folders and those of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian and Reformer.")
+REMOTE_CODE = Fault("A model brings its own code",
     "this model asks for its own Python code (auto_map in {folder}/config.json); regard never runs downloaded code.",
-    "Name a folder of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian or Reformer.",
-    DamagedFile,
-)
-OUTSIDE = Fault(
-    "An index of weights names a file outside its folder",
+    "Name a folder of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian or Reformer.", DamagedFile)
+OUTSIDE = Fault("An index of weights names a file outside its folder",
     "{index} names {name!r}: outside the model folder; refused.",
-    "Download the model again from a maker you trust.",
-    DamagedFile,
-)
-BAD_TOKENIZER = Fault(
-    "A tokenizer.json cannot be used",
+    "Download the model again from a maker you trust.", DamagedFile)
+BAD_TOKENIZER = Fault("A tokenizer.json cannot be used",
     "tokenizer.json cannot be used: {why}.",
-    "Copy or download it again, or save it with simpler rules.",
-    DamagedFile,
-)
-FOREIGN_TOKENIZER = Fault(
-    "Tokenizer and model do not belong together",
+    "Copy or download it again, or save it with simpler rules.", DamagedFile)
+FOREIGN_TOKENIZER = Fault("Tokenizer and model do not belong together",
     "{path} has {found:,} tokens, the model has {known:,}: they do not belong together.",
-    "Copy both from the same run.",
-    DamagedFile,
-)
+    "Copy both from the same run.", DamagedFile)
+# fmt: on
 
 _PREFACE = """# Error messages
 

@@ -191,18 +191,14 @@ def _from_sequence(annotation: Any, value: Any, where: str, also: Sequence[type]
     if not isinstance(value, (list, tuple)):
         raise InputError(f"expected a list, got {_as_toml(value)} ({where}). Write it in square brackets.")
     inner = typing.get_args(annotation)
-    if _fixed(inner) and len(value) != len(inner):
+    fixed = len(inner) > 1 and Ellipsis not in inner
+    if fixed and len(value) != len(inner):
         raise InputError(f"expected {len(inner)} values, got {len(value)} ({where}). Give {len(inner)}.")
-    kinds = inner if len(inner) == len(value) and Ellipsis not in inner else (inner[0],) * len(value)
+    kinds = inner if fixed else (inner[0],) * len(value)
     items = [
         from_dict(kind, item, where=f"{where}[{i}]", also=also) for i, (kind, item) in enumerate(zip(kinds, value))
     ]
     return tuple(items) if typing.get_origin(annotation) is tuple else items
-
-
-def _fixed(inner: tuple[Any, ...]) -> bool:
-    """Whether a tuple has a fixed number of items."""
-    return len(inner) > 1 and Ellipsis not in inner
 
 
 def _from_table(options: list[Any], value: Any, where: str, also: Sequence[type], *, closed: bool = False) -> Any:

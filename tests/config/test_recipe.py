@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from regard.config import builtin_recipes
 from regard.config.recipe import parse_recipe, read_recipe, zoo_functions, zoo_model
-from regard.config.recipes import builtin_recipes
 from regard.config.resume import difference
 from regard.data.tasks.translation import Translation
 from regard.errors import InputError

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from regard.data.batching import IGNORE_INDEX, Batch, BatchSampler, Cursor, split
-from regard.data.draws import MixtureComponent, permute
+from regard.data.batching import IGNORE_INDEX, Batch, BatchSampler, Cursor, MixtureComponent, permute, split
 from regard.errors import InputError
 
 LENGTHS = st.tuples(st.integers(0, 300), st.integers(1, 3)).flatmap(
@@ -149,9 +148,8 @@ def test_a_split_gives_every_sample_to_one_part(count: int, parts: int) -> None:
 
 
 def test_a_batch_counts_its_targets_once_and_keeps_the_count_on_another_device() -> None:
-    batch = Batch(
-        {"ids": torch.ones(2, 3)}, torch.tensor([[4, 5, IGNORE_INDEX], [6, IGNORE_INDEX, IGNORE_INDEX]]), (0, 1)
-    )
+    targets = torch.tensor([[4, 5, IGNORE_INDEX], [6, IGNORE_INDEX, IGNORE_INDEX]])
+    batch = Batch({"ids": torch.ones(2, 3)}, targets, (0, 1))
     assert batch.tokens == 3
     moved = batch.to("meta")
     assert moved.tokens == 3
@@ -163,6 +161,5 @@ def test_an_epoch_without_texts_is_refused_and_a_small_weight_keeps_a_sample() -
     lengths = np.ones((5, 1), np.int64)
     with pytest.raises(InputError, match="weight above 0"):
         BatchSampler(lengths, 8, 1, (MixtureComponent(5, 0.0),)).next_step(Cursor())
-    assert (
-        len(np.concatenate(BatchSampler(lengths, 8, 1, (MixtureComponent(4, 0.1), MixtureComponent(1))).epoch(0))) == 2
-    )
+    sampler = BatchSampler(lengths, 8, 1, (MixtureComponent(4, 0.1), MixtureComponent(1)))
+    assert len(np.concatenate(sampler.epoch(0))) == 2

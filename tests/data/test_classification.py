@@ -12,7 +12,7 @@ import torch
 from regard.data.batching import BatchSampler
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, concatenate_corpora, read_corpus
-from regard.data.read.files import ReadOptions
+from regard.data.read.texts import ReadOptions
 from regard.data.tasks import Task
 from regard.data.tasks.classification import Classification, Regression
 from regard.data.tasks.contrastive import Contrastive

@@ -12,18 +12,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from regard.data.read import files, texts
+from regard.data.read import texts
 from regard.data.read.corpus import Corpus, embedded_corpus, pair_paths, read_corpus, read_lines
-from regard.data.read.files import ReadOptions, read_text
-from regard.data.read.texts import cut_text
+from regard.data.read.texts import ReadOptions, cut_text, read_text
 from regard.errors import InputError
 
 ODD = st.text(
     st.one_of(st.sampled_from("\n\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\ufeff a"), st.characters(codec="utf-8"))
 )
 WITHOUT_NUL = ODD.map(lambda text: text.replace("\0", ""))
-
-
 Write = Callable[[str, bytes], str]
 
 
@@ -157,7 +154,7 @@ def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
 def test_a_giant_line_is_refused_before_it_is_read_but_may_be_a_document(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MAX_LINE_BYTES", 9)
+    monkeypatch.setattr(texts, "MAX_LINE_BYTES", 9)
     write("x", b"012345678\n" + b"a" * 10 + b"\nb\n")
     with pytest.raises(InputError, match="x line 2 is longer than 9 bytes"):
         read_lines("x")
@@ -205,7 +202,7 @@ def test_one_file_is_one_document_or_its_lines_or_its_paragraphs(write: Write) -
 
 
 @pytest.mark.parametrize("documents", ["file", "line", "paragraph"])
-def test_an_empty_file_is_refused(write: Write, documents: files.Documents) -> None:
+def test_an_empty_file_is_refused(write: Write, documents: texts.Documents) -> None:
     write("x", b"")
     with pytest.raises(InputError, match=r"^x has 0 lines\. Name a file that holds text\.$"):
         read_corpus("x", ReadOptions(documents))
@@ -227,15 +224,9 @@ def test_where_counts_lines_from_one_and_joins_neighbours() -> None:
 
 def test_different_corpora_have_different_digests() -> None:
     sides = [
-        (["ab", "c"], None),
-        (["a", "bc"], None),
-        (["abc"], None),
-        (["ab"], ["c"]),
-        (["a"], ["bc"]),
-        (["1\na"], None),
-        (["ab", "c"], ["d", "e"]),
-        (["ab", "d"], ["c", "e"]),
-    ]
+        (["ab", "c"], None), (["a", "bc"], None), (["abc"], None), (["ab"], ["c"]), (["a"], ["bc"]), (["1\na"], None),
+        (["ab", "c"], ["d", "e"]), (["ab", "d"], ["c", "e"]),
+    ]  # fmt: skip
     digests = [Corpus(sources, targets, ("x",)).digest for sources, targets in sides]
     assert len(set(digests)) == len(sides)
 

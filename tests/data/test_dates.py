@@ -13,9 +13,8 @@ from typing import get_args
 import pytest
 from babel.dates import format_date
 
-from regard.data.corpora import dates
+from regard.data.corpora import Split, dates
 from regard.data.corpora.dates import LANGUAGES, DateLine, date_lines
-from regard.data.draws import Split
 from regard.errors import InputError
 
 SPLITS = get_args(Split)

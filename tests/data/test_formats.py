@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from regard.data.read import files, texts
+from regard.data.read import texts
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, concatenate_corpora, read_corpus, read_lines
-from regard.data.read.files import ReadOptions
-from regard.data.read.texts import StoredTexts, byte_lengths, text_parts
+from regard.data.read.texts import ReadOptions, StoredTexts, byte_lengths, text_parts
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import Character, train_tokenizers
 from regard.errors import DamagedFile, InputError
@@ -252,7 +251,7 @@ def test_the_block_size_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     path = write(tmp_path / "t.txt", content)
     expected = read_lines(path)
     for size in range(1, 9):
-        monkeypatch.setattr(files, "_BLOCK", size)
+        monkeypatch.setattr(texts, "_BLOCK", size)
         assert read_lines(path) == expected
         assert list(read_corpus(path).sources) == [content.decode()]
 
@@ -271,23 +270,7 @@ def test_the_cache_is_keyed_by_content(tmp_path: Path) -> None:
 
 def test_lines_are_counted_as_wc_does_in_2000_files(tmp_path: Path) -> None:
     draw = random.Random(1)
-    signs = [
-        "\n",
-        "\n",
-        "\r",
-        "\r\n",
-        "\v",
-        "\f",
-        "\x1c",
-        "\x85",
-        "\u2028",
-        "\u2029",
-        "\ufeff",
-        "a",
-        "é",
-        " ",
-        "x" * 50,
-    ]
+    signs = [*"\n\n\r", "\r\n", *"\v\f\x1c\x85\u2028\u2029\ufeffaé ", "x" * 50]
     contents = ["".join(draw.choices(signs, k=draw.randrange(40))).encode() for _ in range(2000)]
     for number, content in enumerate(contents):
         (tmp_path / f"{number:04}").write_bytes(content)

@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard import zoo
-from regard.data.batching import IGNORE_INDEX, Batch, BatchSampler
-from regard.data.draws import Indices, MixtureComponent
+from regard.data.batching import IGNORE_INDEX, Batch, BatchSampler, Indices, MixtureComponent
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.samples import ChunkSamples, LeftOut, chunk_documents

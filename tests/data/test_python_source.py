@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
+from regard.data.corpora import Split, split_of
 from regard.data.corpora.python_source import python_documents
-from regard.data.draws import Split, split_of
 from regard.errors import InputError
 
 SPLITS = get_args(Split)

@@ -13,10 +13,8 @@ from regard.data.read.corpus import Corpus, find_shift
 from regard.data.read.report import report_on
 from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
-from regard.data.tokenize.train import Byte
 from regard.show.html import data_page
-
-BYTE = Byte().train([])
+from tests.data.rows import BYTE
 
 
 def corpus_of(count: int, seed: int) -> Corpus:

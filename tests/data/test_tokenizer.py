@@ -1,4 +1,4 @@
-"""Tokenizers: lossless, text is never a special token, and training is a function of the text."""
+"""Tokenizers: lossless, text is never a special token, training is a function of the text; words; regex safety."""
 
 from __future__ import annotations
 
@@ -13,13 +13,26 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard.data.read import texts as texts_module
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import cut_text
-from regard.data.tokenize.tokenizer import BOS, EOS, MASK, PAD, SPECIALS, UNK, SpecialTokens, Tokenizer
+from regard.data.tokenize.tokenizer import (
+    BOS,
+    EOS,
+    MASK,
+    PAD,
+    SPECIALS,
+    UNK,
+    SpecialTokens,
+    Tokenizer,
+    word_ids,
+    word_offsets,
+)
 from regard.data.tokenize.train import (
+    _WORDS,
+    _WORDS_AND_DIGITS,
     BPE,
     Byte,
     Character,
@@ -139,9 +152,8 @@ def test_an_unknown_token_can_be_replaced_by_text(name: str, text: str, units: l
     ids = tokenizer.encode(text)
     index = tokenizer.unknown_positions(ids)[0]
     start, end = read.offsets[index]
-    decoded, offsets = tokenizer.decode_with_offsets(
-        ids, {index: tokenizer.token_for_text(text[start:end], new_word=True)}
-    )
+    token = tokenizer.token_for_text(text[start:end], new_word=True)
+    decoded, offsets = tokenizer.decode_with_offsets(ids, {index: token})
     assert decoded.startswith(text[:end])
     assert decoded[slice(*offsets[index])].strip() == text[start:end].strip()
     assert len(offsets) == len(ids)
@@ -369,13 +381,10 @@ def test_a_word_tokenizer_may_be_smaller_than_its_size() -> None:
 
 def test_training_is_a_function_of_the_text_in_every_process() -> None:
     program = "from test_tokenizer import TRAINED; print({n: t.digest for n, t in TRAINED.items()})"
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parent
-        ).stdout.strip()
-        for _ in range(3)
-    }
-    assert outputs == {str({name: tokenizer.digest for name, tokenizer in TRAINED.items()})}
+    expected = str({name: tokenizer.digest for name, tokenizer in TRAINED.items()})
+    command, folder = [sys.executable, "-c", program], Path(__file__).parent
+    for _ in range(3):
+        assert subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=folder).stdout.strip() == expected
 
 
 def test_the_digest_is_that_of_the_json(tokenizer: Tokenizer) -> None:
@@ -448,3 +457,99 @@ def test_a_vocabulary_with_one_special_token_uses_it_for_every_role() -> None:
     library.add_special_tokens(["<|endoftext|>"])
     tokenizer = Tokenizer(library)
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == (0, 0, 0)
+
+
+def words_of(text: str) -> list[str]:
+    return [text[start:end] for start, end in word_offsets(text)]
+
+
+@given(st.text(), st.text())
+def test_a_text_with_spaces_has_the_words_of_split(one: str, other: str):
+    text = f"a{one} {other}a"
+    assert words_of(text) == text.split()
+
+
+@given(st.text())
+def test_no_visible_character_is_lost(text: str):
+    assert "".join(words_of(text)) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "cut"),
+    [
+        ("", []),
+        (" \n ", []),
+        ("Hello!", ["Hello!"]),
+        ("  Straße ", ["Straße"]),
+        ("안녕하세요", ["안녕하세요"]),
+        ("早起きは三文の徳。", list("早起きは三文の徳。")),
+        (" 2024年3月15日 ", ["2024", "年", "3", "月", "15", "日"]),
+        ("2024年3月15日 金曜日", ["2024年3月15日", "金曜日"]),
+        ("か\u3099き", ["か\u3099", "き"]),
+        ("กำ", ["ก", "ำ"]),
+        ("กี่ปี", ["กี่", "ปี"]),
+    ],
+)
+def test_without_spaces_the_characters_of_an_unspaced_script_are_words(text: str, cut: list[str]):
+    assert words_of(text) == cut
+
+
+def test_a_token_belongs_to_the_word_of_its_first_visible_character():
+    text = "ab  cd e"
+    spans = [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7), (6, 8), (3, 8), (2, 2)]
+    assert word_ids(text, spans) == [0, 0, -1, 1, 1, -1, 2, 1, -1]
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT4 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+    r"|\s+(?!\S)|\s+"
+)
+CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+SAFE = [GPT2, GPT4, CLIP, _WORDS, _WORDS_AND_DIGITS, " {2,}", "^ | $", r"\S{1,64}", r"[0-9][0-9][0-9]", r"\s+", "."]
+UNSAFE = [
+    r"(a+)+$", r"(a|a)*b", r"(a|aa)+$", r"(\w+\s?)*$", r"(?:a{1,64}){1,64}b", r"a*a*a*a*b", r"a+b", r"\s+$", r"a+(?=b)",
+    r"(.*)*x", r"(a)\1+b", r"a?a?a?a?a?a?a?a?b", r"a+(?![ab])", r"a+?b", r".*.*=", r"([a-z]+)*@", "a" * 1001,
+    "a{50000,}", "[" + r"\p{L}" * 40 + "]+b+c", 4 * ("(?:" + "|".join(55 * ["."]) + ")") + "$",
+]  # fmt: skip
+
+
+def with_pattern(where: str, pattern: str) -> str:
+    """A tokenizer.json with this pattern."""
+    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    if where == "split":
+        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated")])
+    elif where == "replace":
+        made.normalizer = normalizers.Sequence([normalizers.Replace(Regex(pattern), "b")])
+    else:
+        made.decoder = decoders.Replace(Regex(pattern), "b")
+    return made.to_str()
+
+
+@pytest.mark.parametrize("where", ["split", "replace", "decode"])
+@pytest.mark.parametrize("pattern", UNSAFE)
+def test_patterns_that_can_backtrack_catastrophically_are_refused(where: str, pattern: str):
+    with pytest.raises(DamagedFile, match="could hang") as caught:
+        Tokenizer.from_json(with_pattern(where, pattern))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("pattern", SAFE)
+def test_patterns_of_known_tokenizers_are_safe(pattern: str):
+    made = Tokenizer.from_json(with_pattern("split", pattern))
+    for text in ("a" * 100_000, " " * 100_000, "a b" * 30_000, "'" * 100_000, "\n " * 50_000 + "x", "é́" * 50_000):
+        made.encode(text)  # a pattern that backtracks would take minutes
+
+
+def test_replacements_that_grow_a_text_exponentially_are_refused():
+    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    made.normalizer = normalizers.Sequence(40 * [normalizers.Replace("a", "aa")])
+    with pytest.raises(DamagedFile, match="times as long"):
+        Tokenizer.from_json(made.to_str())
+
+
+def test_a_wordpiece_limit_with_quadratic_time_is_refused():
+    made = tokenizers.Tokenizer.from_str(WordPiece(size=11).train(["ab ba"] * 9).to_json())
+    made.model = models.WordPiece(made.get_vocab(), unk_token="<unk>", max_input_chars_per_word=10**6)
+    with pytest.raises(DamagedFile, match="max_input_chars_per_word"):
+        Tokenizer.from_json(made.to_str())

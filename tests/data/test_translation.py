@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from regard.data.batching import BatchSampler
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, read_corpus
-from regard.data.read.files import ReadOptions
+from regard.data.read.texts import ReadOptions
 from regard.data.tasks import Task
 from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation

@@ -162,11 +162,8 @@ def sentence(draw: random.Random) -> tuple[str, str, list[tuple[int, int]]]:
     if draw.random() < 0.6:
         words[draw.randrange(count)] = "X" + "".join(draw.choices("abcdefghi", k=6))
     target = [word if word.startswith("X") else word[::-1] for word in (*words[1:], words[0])]
-    return (
-        " ".join(words),
-        " ".join(target),
-        sorted([(0, count - 1), *((index, index - 1) for index in range(1, count))]),
-    )
+    links = sorted([(0, count - 1), *((index, index - 1) for index in range(1, count))])
+    return " ".join(words), " ".join(target), links
 
 
 @pytest.fixture(scope="module")

@@ -45,10 +45,8 @@ def test_a_pair_is_read_as_two_segments():
     model = small(replace(BERT, readout=Label(NAMES)))
     pairs = list(pairwise(TEXTS))
     for (one, other), found in zip(pairs, model.classify(pairs)):
-        first, second = (
-            [WORDPIECE.bos, *WORDPIECE.encode(one), WORDPIECE.eos],
-            [*WORDPIECE.encode(other), WORDPIECE.eos],
-        )
+        first = [WORDPIECE.bos, *WORDPIECE.encode(one), WORDPIECE.eos]
+        second = [*WORDPIECE.encode(other), WORDPIECE.eos]
         expected = logits(model, first + second, [0] * len(first) + [1] * len(second)).softmax(-1)
         assert list(found.probabilities.values()) == pytest.approx(expected.tolist(), rel=1e-3)
     with pytest.raises(InputError, match="some are texts and some are pairs"):

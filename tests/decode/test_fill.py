@@ -35,14 +35,8 @@ def test_a_mask_is_filled_by_the_softmax_of_its_logits():
 def test_several_masks_in_one_text_are_filled_independently():
     model = small(BERT)
     found = model.fill("[MASK] dog <mask> the mat", top=2)
-    row = [
-        WORDPIECE.bos,
-        WORDPIECE.mask,
-        *WORDPIECE.encode("dog"),
-        WORDPIECE.mask,
-        *WORDPIECE.encode("the mat"),
-        WORDPIECE.eos,
-    ]
+    dog, mat = WORDPIECE.encode("dog"), WORDPIECE.encode("the mat")
+    row = [WORDPIECE.bos, WORDPIECE.mask, *dog, WORDPIECE.mask, *mat, WORDPIECE.eos]
     with torch.no_grad():
         logits = model.network(torch.tensor([row]))[0]
     ordinary = list(range(5, WORDPIECE.vocabulary))

@@ -51,9 +51,8 @@ def test_a_text_is_continued_up_to_the_stop_string():
     network, tokenizer = language_model()
     free = continue_prompts(network, tokenizer, ["ab"], Options(max_tokens=30, min_tokens=30))[0][0].text
     stop = free[8:10]
-    stopped = continue_prompts(network, tokenizer, ["ab"], Options(max_tokens=30, min_tokens=30, stop=(stop,)))[0][
-        0
-    ].text
+    options = Options(max_tokens=30, min_tokens=30, stop=(stop,))
+    stopped = continue_prompts(network, tokenizer, ["ab"], options)[0][0].text
     assert stopped == free[: free.index(stop, 2)]
     assert cut_at_stop("one two one", 4, ("one",)) == "one two "
 

@@ -82,7 +82,7 @@ def test_published_chunks_drift_and_are_told_how_far(tmp_path: Path, capsys: pyt
     *lines, last = capsys.readouterr().out.splitlines()
     verdicts = {line[9:].partition("  ")[0]: line.split()[0] for line in lines}
     assert verdicts["the future does not change the past"] == "drifts"
-    assert verdicts["looking changes nothing"] == "holds"
+    assert verdicts["recording changes nothing"] == "holds"
     assert "drift as published chunks do" in last
     future = next(line for line in lines if "the future does not change the past" in line)
     assert float(future.partition("largest difference ")[2].split()[0]) > 1e-3
@@ -102,8 +102,8 @@ def test_a_model_without_a_decoder_skips_what_needs_one():
         "padding on the right changes nothing",
         "padding on the left changes nothing",
         "a sentence gets the same answer alone and in any batch",
-        "looking changes nothing",
-        "weights sum to one over what is seen",
+        "recording changes nothing",
+        "attention weights sum to one over visible keys",
         "what is shown is what was used",
         "gradients are those of the loss",
         "packed documents do not see each other",
@@ -216,11 +216,8 @@ def a_gradient_is_detached(patch: Patch) -> None:
 
 def the_loss_has_other_gradients(patch: Patch) -> None:
     backward = readouts.ChunkedCrossEntropy.backward
-    patch.setattr(
-        readouts.ChunkedCrossEntropy,
-        "backward",
-        staticmethod(lambda ctx, *given: backward(ctx, *(1.1 * g for g in given))),
-    )
+    larger = staticmethod(lambda ctx, *given: backward(ctx, *(1.1 * g for g in given)))
+    patch.setattr(readouts.ChunkedCrossEntropy, "backward", larger)
 
 
 def weights_are_shown_where_nothing_is_seen(patch: Patch) -> None:
@@ -252,8 +249,8 @@ def weights_are_saved_in_half_the_digits(patch: Patch) -> None:
     [
         (the_future_is_seen, LANGUAGE_MODEL, "the future does not change the past"),
         (the_future_is_seen, TRANSLATOR, "the future does not change the past"),
-        (memory_forgets_its_first_slot, LANGUAGE_MODEL, "stepping with memory equals reading at once"),
-        (memory_forgets_its_first_slot, TRANSLATOR, "stepping with memory equals reading at once"),
+        (memory_forgets_its_first_slot, LANGUAGE_MODEL, "decoding step by step equals one forward pass"),
+        (memory_forgets_its_first_slot, TRANSLATOR, "decoding step by step equals one forward pass"),
         (all_rows_stand_where_the_first_does, LANGUAGE_MODEL, "prompts of unequal length continue as if alone"),
         (padding_is_counted, LANGUAGE_MODEL, "padding on the right changes nothing"),
         (padding_of_the_source_is_seen, TRANSLATOR, "padding of the source changes nothing"),
@@ -261,15 +258,15 @@ def weights_are_saved_in_half_the_digits(patch: Patch) -> None:
         (neighbours_matter, LANGUAGE_MODEL, "a sentence gets the same answer alone and in any batch"),
         (sources_in_a_batch_lose_their_padding, TRANSLATOR, "a search finds the same alone and in any batch"),
         (rows_are_not_reordered, LANGUAGE_MODEL, "rows of memory can be repeated, reordered, dropped"),
-        (looking_takes_another_way, TRANSLATOR, "looking changes nothing"),
-        (weights_are_shown_too_small, LANGUAGE_MODEL, "weights sum to one over what is seen"),
-        (weights_are_shown_where_nothing_is_seen, TRANSLATOR, "weights sum to one over what is seen"),
+        (looking_takes_another_way, TRANSLATOR, "recording changes nothing"),
+        (weights_are_shown_too_small, LANGUAGE_MODEL, "attention weights sum to one over visible keys"),
+        (weights_are_shown_where_nothing_is_seen, TRANSLATOR, "attention weights sum to one over visible keys"),
         (weights_are_shown_too_sharp, LANGUAGE_MODEL, "what is shown is what was used"),
         (a_gradient_is_detached, LANGUAGE_MODEL, "gradients are those of the loss"),
         (a_gradient_is_detached, TRANSLATOR, "gradients are those of the loss"),
         (the_loss_has_other_gradients, LANGUAGE_MODEL, "gradients are those of the loss"),
-        (only_the_last_step_is_recorded, LANGUAGE_MODEL, "stepping records what reading at once does"),
-        (nothing_seen_is_not_a_number, TRANSLATOR, "a source without tokens hurts nobody"),
+        (only_the_last_step_is_recorded, LANGUAGE_MODEL, "decoding step by step records what one forward pass does"),
+        (nothing_seen_is_not_a_number, TRANSLATOR, "a source without tokens changes no other row"),
         (documents_are_not_told_apart, LANGUAGE_MODEL, "packed documents do not see each other"),
         (weights_are_saved_in_half_the_digits, LANGUAGE_MODEL, "saving and loading changes nothing"),
     ],
@@ -343,7 +340,7 @@ def test_the_verb_prints_a_line_a_law_and_ends_well(tmp_path: Path, capsys):
     *laws_said, summary = said.out.splitlines()
     assert said.err == ""
     assert len(laws_said) == len(LAWS) + 2
-    assert laws_said[1].startswith("holds    stepping with memory equals reading at once")
+    assert laws_said[1].startswith("holds    decoding step by step equals one forward pass")
     assert laws_said[1].endswith("(allowed 1e-04)")
     assert summary == "All 17 laws hold that apply (1 skipped)."
 
@@ -355,7 +352,7 @@ def test_the_verb_fails_in_one_line_that_names_what_is_broken(tmp_path: Path, mo
     said = capsys.readouterr()
     rows = {row["law"]: row for row in map(json.loads, said.out.splitlines())}
     assert rows["packed documents do not see each other"]["verdict"] == "BROKEN"
-    assert rows["packed documents do not see each other"]["error"] > rows["looking changes nothing"]["allowed"] == 0
+    assert rows["packed documents do not see each other"]["error"] > rows["recording changes nothing"]["allowed"] == 0
     assert said.err.count("\n") == 1
     assert f"laws are broken ({path}): packed documents do not see each other. " in said.err
 

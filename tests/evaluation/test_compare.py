@@ -28,9 +28,9 @@ from regard.evaluation.compare import (
     distinct_names,
     plot_comparison,
 )
-from regard.evaluation.compare_report import write_comparison
 from regard.evaluation.evaluate import evaluate
 from regard.evaluation.isolated import Job, measure_isolated
+from regard.evaluation.report import write_comparison
 from regard.evaluation.significance import BootstrapScore, Row, counted, metrics, paired
 from regard.evaluation.sliding_window import document_losses
 from regard.layers.positions import Learned, Rotary
@@ -42,7 +42,7 @@ from regard.store.folder import unique_parameters, write_description, write_weig
 from tests.cli.test_cli import without_torch
 from tests.evaluation.test_evaluate import wrapped
 from tests.evaluation.test_report import seen_of
-from tests.show.test_page import HARMLESS, HOSTILE, Elements
+from tests.show.test_html import HARMLESS, HOSTILE, Elements
 from tests.training.runs import regard
 
 WORDS = ["the", "a", "dog", "cat", "runs", "over", "green", "fields", "and", "two", "more", "follow", "it", "home"]
@@ -205,10 +205,8 @@ def test_the_table_has_every_model_and_says_how_sure_it_is(comparison: Compariso
     assert costs.splitlines()[1].split()[2] == "600"
     assert costs.splitlines()[2].split()[2] == "-"
     assert lengths.startswith("exact match, % by source length in words")
-    assert [line.split() for line in dates.splitlines()[1:]] == [
-        ["2", "5", "60.00", "0.00"],
-        ["10", "5", "60.00", "0.00"],
-    ]
+    rows = [line.split() for line in dates.splitlines()[1:]]
+    assert rows == [["2", "5", "60.00", "0.00"], ["10", "5", "60.00", "0.00"]]
     assert all(signature in comparison.text() for signature in comparison.signatures.values())
 
 
@@ -306,19 +304,13 @@ def made(names: list[str], texts: list[str], *, several: int = 3) -> tuple[Compa
     groups = {"group": tuple(Row(text, 1, 50, 40, 60) for text in texts)}
     models = tuple(
         Contender(
-            name=name,
-            folder=name,
-            parameters=10**6,
-            training_speed=None,
-            speed=12.5,
-            memory=10**8,
-            beam=place + 1,
+            name=name, folder=name, parameters=10**6, training_speed=None, speed=12.5, memory=10**8, beam=place + 1,
             scores={metric: BootstrapScore(50, 2.5, 0.04 if place else None) for metric in ("exact", "bleu", "chrf")},
             rows={"source length in words": tuple(Row(f"{n}", 9, 90 - 9 * n, 50, 60) for n in range(4))} | groups,
             translations=tuple(text if place else f"{text}!" for text in texts),
         )
         for place, name in enumerate(names[:several])
-    )
+    )  # fmt: skip
     found = Comparison(
         corpus=texts[0], texts=len(texts), models=models, device="cpu", threads=2, metric="exact",
         signatures={"bleu": texts[1]}, differing=(0, len(texts) - 1), sources=tuple(texts), references=tuple(texts),
@@ -358,9 +350,8 @@ def test_the_plot_takes_any_name(tmp_path: Path):
         found, _ = made(["_secret", "$x_", "模型", "long " * 40, *HARMLESS], HARMLESS, several=several)
         plot_comparison(found, f"{tmp_path}/{several}.png")
         assert (tmp_path / f"{several}.png").read_bytes().startswith(b"\x89PNG")
-    flat = replace(
-        found, metric="bleu", models=tuple(replace(m, rows={"length": (Row("1", 2, 0, 0, 0),)}) for m in found.models)
-    )
+    models = tuple(replace(model, rows={"length": (Row("1", 2, 0, 0, 0),)}) for model in found.models)
+    flat = replace(found, metric="bleu", models=models)
     plot_comparison(flat, tmp_path / "flat.png")
     write_comparison(f"{tmp_path}/flat.html", flat)
     assert "<polyline" not in (tmp_path / "flat.html").read_text()
@@ -372,18 +363,7 @@ def test_the_command_line_compares_and_refuses(translators: tuple[list[Path], Co
     for path, lines in zip(files, (corpus.sources, corpus.targets or [])):
         path.write_text("".join(f"{line}\n" for line in lines))
     pages = ["--plot", tmp_path / "p.png", "--report", tmp_path / "c.html"]
-    given = [
-        "--source",
-        files[0],
-        "--reference",
-        files[1],
-        "--threads",
-        "1",
-        "--metric",
-        "chrf",
-        "--unit",
-        "characters",
-    ]
+    given = ["--source", files[0], "--reference", files[1], "--threads", "1", "--metric", "chrf", "--unit=characters"]
     code, out, err = regard("compare", *paths, *given, *pages, "--json")
     assert (code, err.count("\n")) == (0, 2)
     plain = json.loads(out)
@@ -409,7 +389,5 @@ def test_help_needs_no_torch_and_gives_an_example():
 
 
 def test_names_that_look_alike_are_numbered(tmp_path: Path):
-    folders = [tmp_path / "a\x01", tmp_path / "a\x02", tmp_path / "b"]
-    for folder in folders:
-        folder.mkdir()
-    assert distinct_names(folders) == ["a\N{REPLACEMENT CHARACTER} (1)", "a\N{REPLACEMENT CHARACTER} (2)", "b"]
+    found = folders(tmp_path, "a\x01", "a\x02", "b")
+    assert distinct_names(found) == ["a\N{REPLACEMENT CHARACTER} (1)", "a\N{REPLACEMENT CHARACTER} (2)", "b"]

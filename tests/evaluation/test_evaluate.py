@@ -27,12 +27,7 @@ from regard.store.loading import Loaded
 
 SOURCES = ["ab", "", "cab", "abcabc", "b a", "cc", "a", "bcbcbcb", "ca"]
 REFERENCES = ["ba", "", "", "né!", "a b", "é", "a", "!!", "nana"]
-PAIRS = Corpus(
-    SOURCES,
-    REFERENCES,
-    ("pairs",),
-    {"colour": ["red", "blue", "red"] * 3, "number": ["10", "1", "1"] * 3},
-)
+PAIRS = Corpus(SOURCES, REFERENCES, ("pairs",), {"colour": ["red", "blue", "red"] * 3, "number": ["10", "1", "1"] * 3})
 SHORT = Options(max_tokens=8)
 
 

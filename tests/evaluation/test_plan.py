@@ -17,7 +17,7 @@ from regard.config.setup import read_setup
 from regard.data.batching import BatchSampler
 from regard.evaluation.plan import amount, micro_batches_that_fit, parameters, remedies
 from regard.models import zoo
-from regard.training.probe import Memory, first_epoch
+from regard.training.memory import Memory, first_epoch
 from tests.training.runs import regard, write_recipe
 
 CPU = torch.device("cpu")
@@ -45,7 +45,7 @@ def test_an_epoch_is_counted_exactly_or_extrapolated_from_a_part(tmp_path: Path,
     assert len(exact.largest) * int(samples.lengths[exact.largest].max(0).sum()) == max(
         len(step) * int(samples.lengths[step].max(0).sum()) for step in steps
     )
-    monkeypatch.setattr("regard.training.probe._POOLS", 3)
+    monkeypatch.setattr("regard.training.memory._POOLS", 3)
     part = first_epoch(order)
     assert not part.exact
     assert (part.steps, part.tokens) == pytest.approx((exact.steps, exact.tokens), rel=0.05)
@@ -92,11 +92,11 @@ def hurried() -> None:
 
 def short_of_memory() -> None:
     """A machine with 60 MB."""
-    from regard.training import probe
+    from regard.training import memory
 
     hurried()
-    assert probe.available(CPU) > 0
-    probe.available = lambda device: 60 * MB
+    assert memory.available(CPU) > 0
+    memory.available = lambda device: 60 * MB
 
 
 def test_what_does_not_fit_is_reported_with_what_makes_it_fit(tmp_path: Path):

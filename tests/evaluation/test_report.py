@@ -11,30 +11,25 @@ import pytest
 import torch
 
 from regard.evaluation.charts import ticks
+from regard.evaluation.compare import sample_lines
 from regard.evaluation.evaluate import Evaluation, group_rows, length_rows
-from regard.evaluation.report import sample_lines, write_report
+from regard.evaluation.report import write_report
 from regard.metrics import quality
 from regard.show.html import heatmap
 from regard.show.trace import AttentionTrace
-from tests.show.test_page import HARMLESS, HOSTILE, Elements
+from tests.show.test_html import HARMLESS, HOSTILE, Elements
 
 LINES = len(HOSTILE)
 
 
 def evaluation_of(sources: list[str], hypotheses: list[str], references: list[str], groups: list[str]) -> Evaluation:
     return Evaluation(
-        loss=0.5,
-        perplexity=1.65,
-        bits_per_byte=0.7213,
-        tokens=123,
-        dropped={"empty": 3},
+        loss=0.5, perplexity=1.65, bits_per_byte=0.7213, tokens=123, dropped={"empty": 3},
         quality=quality(hypotheses, references),
         by_length=length_rows(list(range(len(sources))), hypotheses, references),
         groups={"language": group_rows(groups, hypotheses, references)},
-        sources=tuple(sources),
-        hypotheses=tuple(hypotheses),
-        references=tuple(references),
-    )
+        sources=tuple(sources), hypotheses=tuple(hypotheses), references=tuple(references),
+    )  # fmt: skip
 
 
 PLAIN = evaluation_of(["one", "two", "three"], ["1", "23", "3"], ["1", "2", "3"], ["en", "de", "en"])
@@ -103,10 +98,8 @@ def test_a_masked_language_model_has_no_bits_per_byte(tmp_path: Path):
 
 def test_the_worst_group_comes_first_with_bars_as_long_as_its_numbers(tmp_path: Path):
     section = written(tmp_path).split("By language")[1].split("<h2>")[0]
-    assert re.findall(r"<bdi>(\w+)</bdi></td><td>(\d+)</td><td>([\d.]+)", section) == [
-        ("de", "1", "0.0"),
-        ("en", "2", "100.0"),
-    ]
+    rows = re.findall(r"<bdi>(\w+)</bdi></td><td>(\d+)</td><td>([\d.]+)", section)
+    assert rows == [("de", "1", "0.0"), ("en", "2", "100.0")]
     assert re.findall(r'class="exact" width="([\d.]+)"', section) == ["0.0", "100.0"]
     chrf = [f"{row.chrf:.1f}" for row in PLAIN.groups["language"]]
     assert 0 < float(chrf[0]) < 100

@@ -12,8 +12,7 @@ from regard.layers.convolution import Convolution, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.gated_attention import GatedAttention
-from regard.layers.join import PreNorm, Replace
-from regard.layers.linear import RMSNorm
+from regard.layers.join import PreNorm, Replace, RMSNorm
 from regard.layers.lsh.masks import RankWindow
 from regard.layers.patterns import Causal, LocalM, LocalP, SourcePattern, Window
 from regard.layers.positions import ALiBi, Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid

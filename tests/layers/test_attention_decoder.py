@@ -38,6 +38,11 @@ def encoded_source() -> Source:
     return Source(states, PADDING, (final,))
 
 
+def batch() -> tuple[dict[str, Tensor], Tensor]:
+    ids, source_ids, targets = (torch.randint(0, 20, (3, length)) for length in (5, 7, 5))
+    return {"ids": ids, "source_ids": source_ids, "source_padding": PADDING}, targets
+
+
 def with_large_weights(layer: nn.Module) -> nn.Module:
     torch.manual_seed(1)
     for parameter in layer.parameters():
@@ -161,12 +166,8 @@ def test_a_window_of_0_is_refused(pattern: type[LocalM] | type[LocalP]):
 def test_gradients_reach_every_weight(name: str):
     torch.manual_seed(0)
     network: Network = getattr(zoo, name)(8, 2).build(20)
-    inputs = {
-        "ids": torch.randint(0, 20, (3, 5)),
-        "source_ids": torch.randint(0, 20, (3, 7)),
-        "source_padding": PADDING,
-    }
-    network.loss(inputs, torch.randint(0, 20, (3, 5))).backward()
+    inputs, targets = batch()
+    network.loss(inputs, targets).backward()
     without = {name for name, weight in network.named_parameters() if weight.grad is None or not weight.grad.any()}
     assert without == set()
 
@@ -193,12 +194,7 @@ def test_half_precision_computes_what_full_precision_does(
     network = zoo.luong(
         8, 2, cell=cell, pattern=pattern, direction=direction, input_feeding=input_feeding, dropout=0.0
     ).build(20)
-    inputs = {
-        "ids": torch.randint(0, 20, (3, 5)),
-        "source_ids": torch.randint(0, 20, (3, 7)),
-        "source_padding": PADDING,
-    }
-    targets = torch.randint(0, 20, (3, 5))
+    inputs, targets = batch()
     full = network.loss(inputs, targets)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = network.loss(inputs, targets)

@@ -153,9 +153,7 @@ def test_later_tokens_change_earlier_outputs_in_the_published_form_only():
     assert difference[Chunks] > 1e-3
 
 
-@pytest.mark.parametrize(
-    "pattern", [Window(4), Window(40), CentredWindow(5), ChunkWindow(4), ChunkWindow(4, 2, 1)]
-)  # fmt: skip
+@pytest.mark.parametrize("pattern", [Window(4), Window(40), CentredWindow(5), ChunkWindow(4), ChunkWindow(4, 2, 1)])
 @pytest.mark.parametrize("length", [3, 9, 33])
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("slice_size", [8192, 16])
@@ -184,9 +182,7 @@ def test_chunks_inside_a_text_share_one_mask():
     assert torch.equal(torch.cat([inside, end], 1), band.mask(slice(0, 1), slice(0, 100))[:, 1:])
 
 
-@pytest.mark.parametrize(
-    "pattern", [Chunks(3, 1, 0), Chunks(3, 2, 1), RankWindow(3), RankWindow(1), RankWindow(50)]
-)  # fmt: skip
+@pytest.mark.parametrize("pattern", [Chunks(3, 1, 0), Chunks(3, 2, 1), RankWindow(3), RankWindow(1), RankWindow(50)])
 @pytest.mark.parametrize("causal", [True, False])
 def test_gradients_are_those_of_finite_differences(pattern, causal):
     module = layer(pattern=pattern, buckets=2, rounds=2, causal=causal)

@@ -56,12 +56,10 @@ def inputs_for(description: Model, rows: int = 2) -> dict[str, Tensor]:
     ids = torch.randint(3, zoo.VOCABULARY, (2 * rows, LENGTH), generator=torch.Generator().manual_seed(1))
     padding = torch.ones(rows, LENGTH, dtype=torch.bool)
     padding[-1, -4:] = False
-    source = (
-        {"source_ids": ids[rows:, :17], "source_padding": padding[:, 6:]}
-        if description.shape == "encoder-decoder"
-        else {}
-    )
-    return {"ids": ids[:rows], "padding": padding, **source}
+    inputs = {"ids": ids[:rows], "padding": padding}
+    if description.shape == "encoder-decoder":
+        inputs |= {"source_ids": ids[rows:, :17], "source_padding": padding[:, 6:]}
+    return inputs
 
 
 ATTENTION_MODELS = [

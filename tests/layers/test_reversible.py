@@ -19,15 +19,9 @@ from regard.models.readouts import Mean, Vector, Vocabulary
 from tests.laws.zoo import SMALL, VOCABULARY, WIDTH, build
 
 NAMES = [
-    "reversible",
-    "reversible, relative bias",
-    "gpt2, reversible",
-    "reversible, side by side",
-    "gpt2, axial, side by side",
-    "reformer",
-    "reformer, several rounds",
-    "reformer, translating",
-]
+    "reversible", "reversible, relative bias", "gpt2, reversible", "reversible, side by side",
+    "gpt2, axial, side by side", "reformer", "reformer, several rounds", "reformer, translating",
+]  # fmt: skip
 
 
 def gradients(network: Network, seed: int) -> tuple[float, dict[str, Tensor]]:

@@ -53,9 +53,8 @@ def test_a_model_with_alibi_is_trained_resumed_loaded_and_shown(tmp_path: Path):
         return found
 
     at_once, resumed = trained("one", 8), trained("two", 4, 8)
-    assert json.loads((tmp_path / "two" / "config.json").read_text())["model"]["decoder"]["position"] == {
-        "kind": "alibi"
-    }
+    saved = json.loads((tmp_path / "two" / "config.json").read_text())["model"]
+    assert saved["decoder"]["position"] == {"kind": "alibi"}
     again = regard.load(tmp_path / "two")
     for name, weight in at_once.network.state_dict().items():
         assert torch.equal(weight, resumed.network.state_dict()[name])

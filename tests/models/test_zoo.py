@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import PostNorm
 from regard.layers.positions import Concatenated, Sinusoid
@@ -16,7 +17,7 @@ from regard.schema import from_dict, to_dict
 from tests.laws.zoo import MODELS
 
 
-def parameters(network: Network) -> int:
+def parameters(network: nn.Module) -> int:
     return sum(parameter.numel() for parameter in network.parameters())
 
 
@@ -66,9 +67,7 @@ def test_two_vocabularies_have_two_embedding_tables():
 
 
 def theirs(width: int, heads: int, inner: int, depth: int) -> nn.Transformer:
-    return nn.Transformer(
-        width, heads, depth, depth, inner, dropout=0.0, batch_first=True,
-    ).eval()  # fmt: skip
+    return nn.Transformer(width, heads, depth, depth, inner, dropout=0.0, batch_first=True).eval()
 
 
 def copy_into(network: Network, other: nn.Transformer) -> None:
@@ -141,3 +140,81 @@ def test_a_description_survives_being_saved(name: str):
 def test_impossible_widths_are_refused_with_a_remedy(arguments: dict, message: str):
     with pytest.raises(InputError, match=message):
         zoo.transformer(**arguments).build(10)
+
+
+CHARACTERS = CharacterCNN(12, 4, filters=((1, 8), (2, 8), (3, 8)), highways=1, characters=6)
+WORDS = 20
+
+
+def small_elmo(embed: CharacterCNN | Embed = CHARACTERS, clip: float | None = 3.0) -> Network:
+    torch.manual_seed(0)
+    return zoo.elmo(width=32, inner=48, embed=embed, clip=clip, dropout=0.0).build(WORDS)
+
+
+def counting_texts(characters: bool) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """Texts that count upwards from anywhere, so that a word determines both its neighbours."""
+    draw = torch.Generator().manual_seed(1)
+    starts = torch.randint(WORDS, (16, 1), generator=draw)
+    words = (starts + torch.arange(9)) % WORDS
+    padding = torch.arange(9) < torch.randint(3, 10, (16, 1), generator=draw)
+    targets = torch.stack([words.roll(-1, 1), words.roll(1, 1)], dim=-1)
+    targets[:, 0, 1] = -100
+    targets[~padding] = -100
+    targets[torch.arange(16), padding.sum(1) - 1, 0] = -100
+    table = torch.randint(1, 12, (WORDS, 6), generator=draw)
+    return {"ids": table[words] if characters else words, "padding": padding}, targets
+
+
+@pytest.mark.parametrize(("size", "millions"), [("small", 13.6), ("medium", 28.0), ("original", 93.6)])
+def test_the_sizes_of_elmo_are_the_published_ones(size: str, millions: float):
+    with torch.device("meta"):
+        network = zoo.elmo(size).build(1)
+    count = parameters(network) - parameters(network.readout)
+    # The published count leaves out the second bias that torch's cells have.
+    spare = sum(p.numel() for name, p in network.named_parameters() if "bias_hh" in name)
+    assert round((count - spare) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("embed", [CHARACTERS, Embed()])
+@pytest.mark.parametrize("clip", [3.0, None])
+def test_training_elmo_fits_both_neighbours_of_each_word(embed: CharacterCNN | Embed, clip: float | None):
+    network = small_elmo(embed, clip)
+    inputs, targets = counting_texts(isinstance(embed, CharacterCNN))
+    optimizer = torch.optim.Adam(network.parameters(), 0.01)
+    count = int((targets >= 0).sum())
+    first = float(network.loss(inputs, targets).detach()) / count
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = network.loss(inputs, targets) / count
+        loss.backward()
+        optimizer.step()
+    assert first > 2.0
+    assert float(loss.detach()) < 0.3
+    logits = network(**inputs)
+    assert logits.shape == (16, 9, 2, WORDS)
+    right = logits.argmax(-1) == targets
+    assert right[targets >= 0].float().mean() > 0.95
+
+
+def test_neither_direction_of_elmo_sees_its_target():
+    network = small_elmo().eval()
+    inputs, _ = counting_texts(True)
+    ids = inputs["ids"][:1]
+    changed = ids.clone()
+    changed[0, 4] = 12 - changed[0, 4]
+    with torch.no_grad():
+        before, after = network(ids), network(changed)
+    assert before[0, :4, 0].equal(after[0, :4, 0])
+    assert before[0, 5:, 1].equal(after[0, 5:, 1])
+    assert not before[0, 5:, 0].allclose(after[0, 5:, 0])
+    assert not before[0, :4, 1].allclose(after[0, :4, 1])
+
+
+def test_the_description_of_elmo_survives_being_saved():
+    model = zoo.elmo("small")
+    assert from_dict(Model, to_dict(model), where="here") == model
+
+
+def test_token_ids_instead_of_characters_are_refused():
+    with pytest.raises(InputError, match="reads the 6 characters per word"):
+        small_elmo()(torch.ones(2, 3, dtype=torch.long))

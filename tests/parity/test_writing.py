@@ -16,8 +16,7 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import BPE, Character
 from regard.decode.inputs import network_inputs
 from regard.errors import InputError
-from regard.layers.join import PreNorm
-from regard.layers.linear import LayerNorm
+from regard.layers.join import LayerNorm, PreNorm
 from regard.layers.positions import Learned, RelativeBias, Rotary
 from regard.layers.scores import Additive
 from regard.models import zoo as models

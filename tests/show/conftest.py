@@ -1,4 +1,4 @@
-"""One browser for all tests of a process."""
+"""One browser for all tests of a process, and tests without gradients."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from .browser import started
 
@@ -14,3 +15,9 @@ from .browser import started
 def browser() -> Iterator[Any]:
     """Chromium, without a window."""
     yield from started()
+
+
+@pytest.fixture
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield

@@ -22,14 +22,10 @@ from regard.show.trace import prepare_inputs
 from tests.laws.zoo import ENCODERS, LANGUAGE_MODELS, MODELS, TRANSLATORS
 from tests.small import WORDPIECE, small
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 BOTH = WORDPIECE, WORDPIECE
 TEXT, TARGET = "the cat sat on the mat", "a dog ran"
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def without_head(network: Network, layer: str, head: int) -> Network:

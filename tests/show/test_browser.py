@@ -18,9 +18,9 @@ from regard.api import LoadedModel, side_by_side
 from regard.data.tasks.masked_lm import ordinary_tokens
 from regard.layers.contract import Ablation
 from regard.models import zoo
-from regard.show.page import page
+from regard.show.embeddings import position_tables
+from regard.show.html import page
 from regard.show.payload import page_payload
-from regard.show.positions import position_tables
 from regard.show.trace import AttentionTrace
 from tests.laws.zoo import MODELS
 from tests.small import small

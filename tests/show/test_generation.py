@@ -12,8 +12,8 @@ from regard.api import LoadedModel
 from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
 from regard.decode.options import Options
 from regard.errors import InputError
-from regard.layers.character_cnn import CharacterCNN
 from regard.layers.contract import Context
+from regard.layers.embedding import CharacterCNN
 from regard.layers.positions import Rotary
 from regard.models import zoo
 from regard.models.readouts import Vocabulary
@@ -23,14 +23,10 @@ from regard.show.trace import prepare_inputs
 from tests.laws.zoo import ENCODERS, GENERATORS, LANGUAGE_MODELS, MODELS, TRANSLATORS
 from tests.small import WORDPIECE, small
 
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
 BOTH = WORDPIECE, WORDPIECE
 TEXT, TARGET = "the cat sat on the mat", "a dog ran"
-
-
-@pytest.fixture(autouse=True)
-def _no_gradients():
-    with torch.no_grad():
-        yield
 
 
 def eager(name: str) -> LoadedModel:

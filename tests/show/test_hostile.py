@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from regard.models import zoo
-from regard.show.page import page
+from regard.show.html import page
 from regard.show.payload import page_payload, side_by_side
 from tests.laws.zoo import MODELS, SMALL
 from tests.small import small

@@ -330,7 +330,7 @@ DAMAGES: dict[str, tuple[Callable[[h5py.File], Any], str]] = {
         lambda file: (file.__delitem__("CNN"), file.__setitem__("CNN", h5py.SoftLink("/CNN"))),
         "links to elsewhere at CNN",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -56,7 +56,6 @@ PROCESSES.set_forkserver_preload(
         "__main__",
         "regard.cli",
         "regard.config.setup",
-        "regard.config.recipes",
         "sacrebleu",
         "tensorboard.compat.proto.event_pb2",
         "tensorboard.summary.writer.record_writer",
@@ -217,6 +216,12 @@ def in_own_process(work: Callable[..., T], *given: Any) -> T:
     """The result of a function in a process of its own, where nothing else has used memory."""
     with ProcessPoolExecutor(1, PROCESSES) as process:
         return process.submit(work, *given).result()
+
+
+def same_tensors(one: Path, other: Path, name: str = "model.safetensors") -> bool:
+    """Whether a file of two runs holds equal tensors."""
+    ours, theirs = load_file(one / name), load_file(other / name)
+    return ours.keys() == theirs.keys() and all(tensor.equal(theirs[key]) for key, tensor in ours.items())
 
 
 def digests(folder: Path) -> dict[str, str]:

@@ -8,27 +8,23 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from regard.data.read.corpus import Corpus
-from regard.data.tasks.language_model import LanguageModel
-from regard.data.tasks.translation import Translation
-from regard.data.tokenize.train import Character, train_tokenizers
 from regard.layers.lsh.masks import RankWindow
 from regard.layers.reversible import Reversible
 from regard.models import zoo
 from regard.models.model import Model
 from regard.store.checkpoint import saved_steps
 from regard.training.optimizers import Muon
-from regard.training.settings import Training
-from regard.training.step import Trainer
+from regard.training.step import cloned
 from tests.laws.zoo import LANGUAGE_MODELS, TRANSLATORS
 from tests.training.runs import digests, write_recipe
-
-WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota"]
+from tests.training.test_step import WORDS
+from tests.training.test_step import make_trainer as trainer_of_words
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
@@ -82,9 +78,7 @@ class MemoryCheckpoint:
     """The tensors of a trainer, as a checkpoint on disk returns them."""
 
     def __init__(self, groups: dict[str, dict[str, torch.Tensor]]) -> None:
-        self.groups = {
-            name: {key: tensor.detach().clone() for key, tensor in group.items()} for name, group in groups.items()
-        }
+        self.groups = {name: cloned(group) for name, group in groups.items()}
 
     def tensors(self, name: str) -> dict[str, torch.Tensor]:
         return self.groups[name]
@@ -122,14 +116,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def make_trainer(description: Model, world: object = None, **settings: object) -> Trainer:
-    targets = [word[::-1] for word in WORDS] if description.encoder else None
-    corpus = Corpus(WORDS, targets, ("words",))
-    tokenizers = train_tokenizers(Character(), corpus)
-    samples = (LanguageModel(8) if targets is None else Translation()).samples(corpus, tokenizers)
-    torch.manual_seed(1)
-    network = description.build(tokenizers[0].vocabulary)
-    return Trainer(network, samples, Training(**settings), torch.device("cpu"), world)
+make_trainer = partial(trainer_of_words, words=[*WORDS, "iota"], length=8)
 
 
 # Models and settings; the budget leaves some steps with one sample, so that one process has none.

@@ -53,12 +53,8 @@ def test_lines_wait_for_room_and_are_then_written_in_order(tmp_path: Path):
     log.write(4, {"loss": 1.0})
     assert log.unlogged == []
     assert written(tmp_path) == [1, 2, 3, 4]
-    assert tensorboard_values(tmp_path) == {
-        1: {"loss": 2.0},
-        2: {"loss": 1.5},
-        3: {"valid/bleu": 7.5},
-        4: {"loss": 1.0},
-    }
+    expected = {1: {"loss": 2.0}, 2: {"loss": 1.5}, 3: {"valid/bleu": 7.5}, 4: {"loss": 1.0}}
+    assert tensorboard_values(tmp_path) == expected
 
 
 def test_lines_that_remain_at_the_end_are_reported(tmp_path: Path):

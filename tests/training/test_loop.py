@@ -15,16 +15,7 @@ import torch
 
 from regard.store.checkpoint import newest_checkpoint, saved_steps, verify
 from regard.store.files import read_tensors
-from tests.training.runs import (
-    digests,
-    interrupt_twice,
-    kill_at,
-    poison,
-    regard,
-    start,
-    terminate_at,
-    write_recipe,
-)
+from tests.training.runs import digests, interrupt_twice, kill_at, poison, regard, start, terminate_at, write_recipe
 
 pytestmark = pytest.mark.slow
 

@@ -19,9 +19,9 @@ from regard.config.setup import read_setup
 from regard.data.batching import BatchSampler
 from regard.errors import InputError
 from regard.store.checkpoint import Checkpoint, saved_steps
-from regard.training.memory import available, is_out_of_memory, peak
-from regard.training.probe import SHARE, Probe, first_epoch, largest_batch
+from regard.training.memory import SHARE, Probe, available, first_epoch, largest_batch, peak
 from regard.training.settings import Training
+from regard.training.step import is_out_of_memory
 from tests.training.runs import at_steps, digests, in_own_process, regard, terminate_at, write_recipe
 from tests.training.test_distributed import TORCHRUN, ended, launched
 
@@ -47,10 +47,10 @@ def limited(megabytes: int, after: int = 0) -> None:
 
 def almost_no_memory() -> None:
     """Pretend that almost no memory is free."""
-    from regard.training import memory, probe
+    from regard.training import memory
 
     assert memory.available(CPU) > 0
-    probe.available = lambda device: 10 * MB
+    memory.available = lambda device: 10 * MB
 
 
 def accumulate_at(step: int, parts: int, stop: int | None = None) -> None:
@@ -95,9 +95,8 @@ def test_a_step_that_does_not_fit_is_split_and_the_run_continues(tmp_path: Path)
 def test_a_split_run_resumes_with_as_many_micro_batches(tmp_path: Path):
     recipe, steps = write_recipe(tmp_path), ["--set", "train.steps=20"]
     assert regard("train", recipe, *steps, "--out", tmp_path / "whole", driver=partial(accumulate_at, 5, 4))[0] == 0
-    code, _, err = regard(
-        "train", recipe, *steps, "--out", tmp_path / "run", driver=partial(accumulate_at, 5, 4, stop=9)
-    )
+    driver = partial(accumulate_at, 5, 4, stop=9)
+    code, _, err = regard("train", recipe, *steps, "--out", tmp_path / "run", driver=driver)
     assert (code, "stopped by SIGTERM at step 10" in err) == (143, True)
     code, out, _ = regard("train", recipe, *steps, "--out", tmp_path / "run")
     assert (code, "resuming at step 10" in out) == (0, True)
@@ -106,9 +105,8 @@ def test_a_split_run_resumes_with_as_many_micro_batches(tmp_path: Path):
 
 def test_a_run_ends_with_one_line_when_not_even_a_sample_fits(tmp_path: Path):
     single = [*WIDE, "--set", "train.batch_tokens=1", "--set", "model.inner=100000", "--set", "train.save_every=1"]
-    code, _, err = regard(
-        "train", write_recipe(tmp_path, 20), *single, "--out", tmp_path / "run", driver=partial(limited, -60, after=1)
-    )
+    recipe, driver = write_recipe(tmp_path, 20), partial(limited, -60, after=1)
+    code, _, err = regard("train", recipe, *single, "--out", tmp_path / "run", driver=driver)
     assert (code, err.count("\n")) == (1, 1)
     assert "out of memory at step 2: not even one sample fits" in err
     assert "Last good checkpoint: step 1." in err
@@ -116,9 +114,8 @@ def test_a_run_ends_with_one_line_when_not_even_a_sample_fits(tmp_path: Path):
 
 def test_a_batch_that_hardly_fits_gives_a_warning(tmp_path: Path):
     given = [*WIDE, "--set", "train.batch_tokens=fit", "--set", "model.inner=20000", "--set", "train.steps=1"]
-    code, out, err = regard(
-        "train", write_recipe(tmp_path, 1000), *given, "--out", tmp_path / "run", driver=almost_no_memory
-    )
+    recipe = write_recipe(tmp_path, 1000)
+    code, out, err = regard("train", recipe, *given, "--out", tmp_path / "run", driver=almost_no_memory)
     assert (code, err) == (0, "")
     assert "warning: batch_tokens = 1,024 needs most of the memory or more (train.batch_tokens). See what to" in out
 
@@ -192,12 +189,12 @@ def test_the_peak_counts_what_is_allocated_at_once():
 
 def chosen(recipe: Path, available_bytes: Sequence[int]) -> list[tuple[int, bool]]:
     """The largest batch for each number of available bytes."""
-    from regard.training import probe
+    from regard.training import memory
 
     setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
     found = []
     for free in available_bytes:
-        probe.available = lambda device, free=free: free
+        memory.available = lambda device, free=free: free
         found.append(largest_batch(setup.network, setup.samples, setup.recipe.train, CPU))
     return found
 
@@ -214,12 +211,8 @@ def test_batch_tokens_are_the_most_that_fit(tmp_path: Path):
     recipe = write_recipe(tmp_path, 1000)
     needs, tokens = in_own_process(needed, recipe, (1024, 2048, 4096))
     assert needs[1] - needs[0] == pytest.approx((needs[2] - needs[1]) / 2, rel=0.1)
-    available_bytes = [
-        10 * MB,
-        *(int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])),
-        4000 * MB,
-    ]
-    *short, (most, fits) = in_own_process(chosen, recipe, available_bytes)
+    enough = [int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])]
+    *short, (most, fits) = in_own_process(chosen, recipe, [10 * MB, *enough, 4000 * MB])
     assert short == [(1024, False), (1024, True), (1024, True), (2048, True)]
     assert fits
     assert 2048 < most <= tokens < 2 * most

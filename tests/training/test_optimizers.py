@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from regard.config.recipe import parse_recipe
@@ -34,7 +33,7 @@ from regard.training.optimizers import (
 )
 from regard.training.settings import Training
 from tests.laws.zoo import MODELS, SMALL, VOCABULARY
-from tests.training.runs import write_recipe
+from tests.training.runs import same_tensors, write_recipe
 from tests.training.test_step import make_trainer
 
 OPTIMIZERS: dict[str, Optimizer] = {"adamw": AdamW(), "adafactor": Adafactor(), "muon": Muon(), "lamb": Lamb()}
@@ -56,13 +55,9 @@ def values(groups: list[dict[str, object]], key: str) -> dict[str, object]:
 )
 def test_every_optimizer_trains(name: str, learning_rate: float):
     trainer = make_trainer(
-        zoo.transformer(16, 1, 2),
-        batch_tokens=500,
-        learning_rate=learning_rate,
-        label_smoothing=0.0,
-        schedule=Constant(5),
-        optimizer=OPTIMIZERS[name],
-    )
+        zoo.transformer(16, 1, 2), batch_tokens=500, learning_rate=learning_rate, label_smoothing=0.0,
+        schedule=Constant(5), optimizer=OPTIMIZERS[name],
+    )  # fmt: skip
     losses = [trainer.advance().loss for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
 
@@ -205,13 +200,9 @@ def test_the_first_matching_group_wins():
 
 def test_each_group_has_its_own_learning_rate():
     trainer = make_trainer(
-        zoo.gpt2(16, 2, 2),
-        learning_rate=0.01,
-        schedule=Constant(),
-        layer_decay=0.5,
-        optimizer=Muon(),
+        zoo.gpt2(16, 2, 2), learning_rate=0.01, schedule=Constant(), layer_decay=0.5, optimizer=Muon(),
         groups=(Group("embed.*", lr_scale=0.1),),
-    )
+    )  # fmt: skip
     trainer.advance()
     groups = [group for part in trainer.optimizer.optimizers for group in part.param_groups]
     rates = values(groups, "lr")
@@ -225,12 +216,9 @@ def test_each_group_has_its_own_learning_rate():
 def test_frozen_parameters_stay_and_all_others_change(kind: str, join: PreNorm | Reversible):
     frozen = ("embed.*", "*.layers.0.*", "*.self.*weight")
     trainer = make_trainer(
-        zoo.gpt2(16, 2, 2, join=join),
-        optimizer=OPTIMIZERS[kind],
-        ema=0.9,
-        schedule=Constant(),
+        zoo.gpt2(16, 2, 2, join=join), optimizer=OPTIMIZERS[kind], ema=0.9, schedule=Constant(),
         groups=tuple(Group(pattern, lr_scale=0.0) for pattern in frozen),
-    )
+    )  # fmt: skip
     before = {name: tensor.detach().clone() for name, tensor in trainer.network.named_parameters()}
     for _ in range(3):
         trainer.advance()
@@ -273,12 +261,7 @@ def test_a_resumed_run_equals_an_unbroken_one(tmp_path: Path, kind: str):
     train(recipe, tmp_path / "broken", settings=[*common, "train.steps=3"])
     train(recipe, tmp_path / "broken", settings=[*common, "train.steps=6"])
     for name in ("model", "optimizer", "ema"):
-        straight, broken = (
-            load_file(tmp_path / run / "checkpoints" / "step-6" / f"{name}.safetensors")
-            for run in ("straight", "broken")
-        )
-        assert straight.keys() == broken.keys()
-        assert all(torch.equal(tensor, broken[key]) for key, tensor in straight.items())
+        assert same_tensors(tmp_path / "straight", tmp_path / "broken", f"checkpoints/step-6/{name}.safetensors")
     with pytest.raises(CannotResume, match=r"train\.groups\[1\].weight_decay was 0\.2"):
         train(recipe, tmp_path / "broken", settings=[common[0], common[1], common[2], common[3].replace("0.2", "0.1")])
 

@@ -97,13 +97,8 @@ def test_a_model_is_trained_with_scheduled_sampling():
 
 
 def trained(scheduled_sampling: Linear | None) -> list[float]:
-    trainer = make_trainer(
-        zoo.luong(16, 1, dropout=0.0),
-        batch_tokens=500,
-        learning_rate=1e-2,
-        schedule=Constant(),
-        scheduled_sampling=scheduled_sampling,
-    )
+    settings = {"batch_tokens": 500, "learning_rate": 1e-2, "schedule": Constant()}
+    trainer = make_trainer(zoo.luong(16, 1, dropout=0.0), **settings, scheduled_sampling=scheduled_sampling)
     return [trainer.advance().loss for _ in range(40)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from regard.models.model import Model
 from regard.training.distributed import World
 from regard.training.log import Quiet
 from regard.training.loop import Run
+from regard.training.optimizers import InverseSquareRoot
 from regard.training.settings import Training
 from regard.training.step import Trainer
 from regard.training.validate import Validation
@@ -32,25 +34,27 @@ from tests.training.runs import write_recipe
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta"]
 
 
-def make_trainer(description: Model, **settings: object) -> Trainer:
-    targets = [word[::-1] for word in WORDS] if description.encoder else None
-    corpus = Corpus(WORDS, targets, ("words",))
+def make_trainer(
+    description: Model,
+    world: World | None = None,
+    *,
+    words: Sequence[str] = WORDS,
+    length: int = 32,
+    **settings: object,
+) -> Trainer:
+    targets = [word[::-1] for word in words] if description.encoder else None
+    corpus = Corpus(words, targets, ("words",))
     tokenizers = train_tokenizers(Character(), corpus)
-    task = LanguageModel(32) if targets is None else Translation()
+    task = LanguageModel(length) if targets is None else Translation()
     torch.manual_seed(1)
     network = description.build(tokenizers[0].vocabulary)
-    return Trainer(network, task.samples(corpus, tokenizers), Training(**settings), torch.device("cpu"))
+    return Trainer(network, task.samples(corpus, tokenizers), Training(**settings), torch.device("cpu"), world)
 
 
 @pytest.mark.parametrize("name", [*TRANSLATORS, *LANGUAGE_MODELS])
 def test_every_model_is_trained(name: str):
-    trainer = make_trainer(
-        {**TRANSLATORS, **LANGUAGE_MODELS}[name],
-        batch_tokens=500,
-        learning_rate=1e-2,
-        label_smoothing=0.0,
-        schedule=Training().schedule.__class__(5),
-    )
+    settings = {"batch_tokens": 500, "label_smoothing": 0.0, "learning_rate": 1e-2, "schedule": InverseSquareRoot(5)}
+    trainer = make_trainer({**TRANSLATORS, **LANGUAGE_MODELS}[name], **settings)
     losses = [trainer.advance().loss for _ in range(40)]
     assert losses[-1] < 0.75 * losses[0]
     assert all(parameter.grad is not None for parameter in trainer.network.parameters())
@@ -59,12 +63,8 @@ def test_every_model_is_trained(name: str):
 def test_the_loss_is_the_label_smoothed_cross_entropy_of_the_real_targets():
     trainer = make_trainer(zoo.transformer(16, 1, 2, dropout=0.0), label_smoothing=0.1, batch_tokens=10_000)
     batch = trainer.samples.batch(trainer.batches.epoch(0)[0])
-    logits = trainer.network.eval()(
-        batch.inputs["ids"],
-        source_ids=batch.inputs["source_ids"],
-        source_padding=batch.inputs["source_padding"],
-        target_padding=batch.inputs["padding"],
-    )
+    source = {name: batch.inputs[name] for name in ("source_ids", "source_padding")}
+    logits = trainer.network.eval()(batch.inputs["ids"], **source, target_padding=batch.inputs["padding"])
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), label_smoothing=0.1)
     trainer.network.train()
     assert trainer.advance().loss == pytest.approx(expected.item(), rel=1e-5)
@@ -127,13 +127,8 @@ def test_training_from_python_returns_a_model_that_translates(tmp_path: Path):
 
 def test_early_stopping_ends_a_run_without_improvement(tmp_path: Path):
     recipe = write_recipe(tmp_path)
-    settings = [
-        "train.steps=5000",
-        "train.valid_every=1",
-        "train.patience=2",
-        "train.learning_rate=0.3",
-        "train.average=2",
-    ]
+    given = ("steps=5000", "valid_every=1", "patience=2", "learning_rate=0.3", "average=2")
+    settings = [f"train.{setting}" for setting in given]
     train(recipe, tmp_path / "run", settings=settings)
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert len(lines) < 200
@@ -158,11 +153,8 @@ def test_a_metric_that_validations_do_not_have_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("name", ["gpt2", "transformer"])
 def test_a_text_that_does_not_fit_the_shape_of_the_model_is_refused(tmp_path: Path, name: str):
     recipe = write_recipe(tmp_path)
-    settings = (
-        ["model.name=gpt2"]
-        if name == "gpt2"
-        else [f"text.train='{tmp_path}/train.a'", f"text.valid='{tmp_path}/valid.a'"]
-    )
+    plain = [f"text.train='{tmp_path}/train.a'", f"text.valid='{tmp_path}/valid.a'"]
+    settings = {"gpt2": ["model.name=gpt2"], "transformer": plain}[name]
     with pytest.raises(InputError, match=rf'"{name}" (cannot be trained|is trained on pairs)'):
         train(recipe, tmp_path / "run", settings=settings)
 
@@ -182,11 +174,7 @@ def test_a_text_longer_than_the_positions_is_refused_before_training(tmp_path: P
 
 @pytest.mark.parametrize("joins", ["pre_norm", "reversible"])
 def test_mixed_precision_is_trained_too(joins: str):
-    trainer = make_trainer(
-        zoo.transformer(16, 1, 2, join={"pre_norm": PreNorm(), "reversible": Reversible()}[joins]),
-        precision="bfloat16",
-        learning_rate=1e-2,
-        schedule=Training().schedule.__class__(5),
-    )
+    model = zoo.transformer(16, 1, 2, join={"pre_norm": PreNorm(), "reversible": Reversible()}[joins])
+    trainer = make_trainer(model, precision="bfloat16", learning_rate=1e-2, schedule=InverseSquareRoot(5))
     losses = [trainer.advance().loss for _ in range(30)]
     assert losses[-1] < 0.8 * losses[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from regard.config.recipe import read_recipe
 from regard.config.run import train
@@ -26,6 +25,7 @@ from regard.training.settings import Training
 from regard.training.step import Trainer
 from regard.training.truncated_bptt import Streams
 from regard.training.validate import predict
+from tests.training.runs import same_tensors
 from tests.training.test_distributed import TORCHRUN, MemoryCheckpoint, ended, launched
 
 BYTES = Byte().train([])
@@ -193,11 +193,7 @@ def test_a_resumed_run_equals_the_unbroken_one(tmp_path: Path):
     for steps in (2, 5, 9):
         train(path, tmp_path / "parts", settings=[f"train.steps={steps}"])
     for name in ("model", "optimizer", "memory"):
-        whole, parts = (
-            load_file(tmp_path / run / "checkpoints" / "step-9" / f"{name}.safetensors") for run in ("whole", "parts")
-        )
-        assert whole.keys() == parts.keys()
-        assert all(torch.equal(whole[tensor], parts[tensor]) for tensor in whole)
+        assert same_tensors(tmp_path / "whole", tmp_path / "parts", f"checkpoints/step-9/{name}.safetensors")
 
 
 def test_new_text_is_read_from_its_start(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import evaluate, read, show, train, translate
+from regard.cli import evaluate, show, train, translate
 from regard.errors import Note, RegardError
 from regard.version import __version__
 
@@ -21,20 +22,11 @@ _OUT_OF_MEMORY = "out of memory. When training, see regard plan; otherwise give 
 app = typer.Typer(
     name="regard", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
-app.command()(train.train)
-app.command()(train.init)
-app.command()(train.plan)
-app.command()(translate.translate)
-app.command()(translate.generate)
-app.command()(read.fill)
-app.command()(read.embed)
-app.command()(read.classify)
-app.command()(read.score)
-app.command()(show.show)
-app.command()(evaluate.evaluate)
-app.command()(evaluate.compare)
-app.command()(evaluate.check)
-app.command()(train.convert)
+for _command in (
+    train.train, train.init, train.plan, translate.translate, translate.generate, translate.fill, translate.embed,
+    translate.classify, translate.score, show.show, evaluate.evaluate, evaluate.compare, evaluate.check, train.convert,
+):  # fmt: skip
+    app.command()(_command)
 
 
 def _version(wanted: bool) -> None:
@@ -46,9 +38,9 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
-    debug: bool = typer.Option(False, "--debug", help="Print the traceback of an error; works at any position."),
+    debug: bool = typer.Option(False, "--debug", help="Print the traceback of an error; it may stand anywhere."),
 ) -> None:
-    """One small toolkit for the whole lineage of attention: train it, use it, see what it attends to."""
+    """One small toolkit for the whole lineage of attention: train a model, use it, see what it attends to."""
 
 
 def main() -> NoReturn:
@@ -136,8 +128,6 @@ def _notes() -> Iterator[None]:
 
 def _fail(error: Exception, message: str, code: int, debug: bool) -> int:
     if debug:
-        import traceback
-
         traceback.print_exception(error)
     try:
         sys.stdout.flush()

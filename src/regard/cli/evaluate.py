@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.options import (
+    Beam,
     Device,
     ModelFolder,
     Parts,
@@ -19,9 +20,9 @@ from regard.cli.options import (
     load_model,
     own_parts,
     progress,
+    trained_on_pairs,
     use_threads,
 )
-from regard.cli.read import trained_on_pairs
 from regard.errors import InputError, RunFailed
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def evaluate(
             "--pairs", help="A source line holds two texts with a tab between them.", show_default="as in training"
         ),
     ] = False,
-    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
+    beam: Beam = None,
     window: Annotated[
         int | None, typer.Option(help="Sliding window: tokens per pass.", min=1, show_default="as in training")
     ] = None,
@@ -87,7 +88,8 @@ def evaluate(
     if report is not None:
         import torch
 
-        from regard.evaluation.report import sample_lines, write_report
+        from regard.evaluation.compare import sample_lines
+        from regard.evaluation.report import write_report
 
         traces = [(found.sources[line], loaded.look(found.sources[line])) for line in sample_lines(found.sources)]
         metrics = model / "metrics.jsonl"
@@ -105,7 +107,8 @@ def compare(
     metric: Annotated[
         str | None,
         typer.Option(
-            help="The metric by length: exact, bleu or chrf.", show_default="exact if a model gets half right"
+            help="The metric by length: exact, bleu or chrf.",
+            show_default="exact if a model gets half of them right, else chrf",
         ),
     ] = None,
     unit: Annotated[str, typer.Option(help="Count source lengths in words or characters.")] = "words",
@@ -116,7 +119,7 @@ def compare(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Compare models on one text: quality with significance, by length too, size, speed and memory.
+    """Compare models on one text: quality (with significance, and by length), size, speed and memory.
 
     The first model is the baseline. Without files it uses the test text of the first model's recipe.
 
@@ -137,7 +140,7 @@ def compare(
         plot_comparison(found, plot)
         typer.echo(f"{plot} shows quality by source length.", err=True)
     if report is not None:
-        from regard.evaluation.compare_report import write_comparison
+        from regard.evaluation.report import write_comparison
 
         use_threads(threads)
         samples = attention_samples(found, device=device, parts=own_parts(parts))
@@ -147,15 +150,15 @@ def compare(
 
 def check(
     model: ModelFolder,
-    source: Annotated[Path | None, typer.Option(help="Lines for a translator to read; the first 32 count.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Lines for any other model to read; the first 32 count.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random tokens.", min=0)] = 0,
+    source: Annotated[Path | None, typer.Option(help="Lines for a translator to read (the first 32).")] = None,
+    text: Annotated[Path | None, typer.Option(help="Lines for any other model to read (the first 32).")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random test tokens.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per law.")] = False,
     parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Check a model against the laws: memory, batches, padding and recording change nothing; exit code 1 if one breaks.
+    """Check that KV cache, batch, padding and recording change no output (the laws); exit code 1 if a law is broken.
 
     Example: regard check runs/de-en --source test.de
     """

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from regard.errors import InputError
-
 if TYPE_CHECKING:
     from regard.api import LoadedModel
     from regard.decode.generate import Progress
 
-
+Row = dict[str, Any]
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, show_default="all")]
@@ -27,6 +25,7 @@ Parts = Annotated[
     list[Path] | None,
     typer.Option(help="Your Python file that defines parts; it is executed. Can be repeated.", show_default=False),
 ]
+Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")]
 
 _CHUNK = 2048  # lines
 
@@ -56,9 +55,19 @@ def own_parts(files: list[Path] | None) -> tuple[type, ...]:
     return read_parts(*files)
 
 
+def trained_on_pairs(folder: Path, parts: list[Path] | None) -> bool:
+    """Whether the recipe of a model trains on labelled pairs of texts."""
+    recipe = folder / "recipe.toml"
+    if not recipe.is_file():
+        return False
+    from regard.config.recipe import read_recipe
+
+    return len(read_recipe(recipe, parts=own_parts(parts)).text.fields or ()) > 2
+
+
 def input_lines() -> Iterator[list[str]]:
     """Standard input in chunks of lines, split at newlines only."""
-    from regard.data.read.files import STANDARD_INPUT, decode_line, refuse_utf16_and_gzip
+    from regard.data.read.texts import STANDARD_INPUT, decode_line, refuse_utf16_and_gzip
 
     stream: BinaryIO = sys.stdin.buffer
     number = 0
@@ -70,31 +79,10 @@ def input_lines() -> Iterator[list[str]]:
         number += len(chunk)
 
 
-def json_text(row: dict[str, object]) -> str:
+def json_text(row: Row) -> str:
     """A row as a line of JSON; an unpaired surrogate, which UTF-8 cannot hold, stays escaped."""
     text = json.dumps(row, ensure_ascii=False)
     return text if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(row)
-
-
-def json_line(line: str) -> dict[str, Any]:
-    """A JSON object with its text under "text", or a plain line; other keys are passed through."""
-    if not line.lstrip().startswith("{"):
-        return {"text": line}
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"standard input holds a line that is not JSON: {error}. Leave out --json?") from None
-    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise InputError('a JSON line needs its text under "text" (standard input).')
-    return value
-
-
-def two_columns(line: str, number: int) -> tuple[str, str]:
-    """The two texts of a line, with a tab between them."""
-    first, tab, second = line.partition("\t")
-    if not tab:
-        raise InputError(f"line {number:,} holds one text, two are needed (standard input). Put a tab between them.")
-    return first, second
 
 
 @contextmanager

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.options import (
+    Beam,
     Device,
     ModelFolder,
     Parts,
@@ -24,7 +26,6 @@ from regard.errors import InputError
 
 _LONG = 2_000  # tokens per head, from which on a progress bar shows
 _GRACE = 0.5  # seconds to finish a request after Ctrl-C
-
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
@@ -48,7 +49,7 @@ def show(
     layers: Annotated[
         list[str] | None, typer.Option(help='Only these layers, like "decoder.*.cross"; can be repeated.')
     ] = None,
-    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
+    beam: Beam = None,
     length: Annotated[int, typer.Option(help="Language models: number of tokens to generate.", min=0)] = 0,
     port: Annotated[int, typer.Option(help="Without --out: the local port.", show_default="a free one")] = 0,
     browser: Annotated[bool, typer.Option(help="Without --out: open a browser.")] = True,
@@ -69,10 +70,7 @@ def show(
     if checkpoints and against:
         raise InputError("checkpoints of one run and other models cannot share a page. Leave out --against.")
     models = _models(model, against or [], checkpoints, device, threads, parts)
-
-    def trace_text(text: str, target: str | None) -> TracePage:
-        return _trace_page(models, text, target, layers, beam, length, slider=checkpoints)
-
+    trace_text = partial(_trace_page, models, layers=layers, beam=beam, length=length, slider=checkpoints)
     shown = trace_text(text, target)
     if out is None:
         _serve(shown, trace_text, port, browser)
@@ -105,21 +103,15 @@ def _models(
 
 
 def _trace_page(
-    models: dict[str, LoadedModel],
-    text: str,
-    target: str | None,
-    layers: list[str] | None,
-    beam: int | None,
-    length: int,
-    *,
-    slider: bool,
-) -> TracePage:
+    models: dict[str, LoadedModel], text: str, target: str | None, *, layers: list[str] | None, beam: int | None,
+    length: int, slider: bool,
+) -> TracePage:  # fmt: skip
     """The attention of all models. All checkpoints get the target that the last one generates, so that they compare."""
     from regard.api import side_by_side
 
-    last = list(models.values())[-1].network
+    *_, last = models.values()
     if slider and target is None and last.shape != "encoder":
-        target, length = _generated(list(models.values())[-1], text, beam, length), 0
+        target, length = _generated(last, text, beam, length), 0
     found = [model.look(text, target, layers or "*", beam=beam, length=length) for model in models.values()]
     return side_by_side(*found, labels=list(models), slider=slider)
 

@@ -11,14 +11,16 @@ import typer
 from regard.cli.options import Device, Parts, Threads, json_text, own_parts, use_threads
 from regard.errors import InputError
 
+_KINDS = ("huggingface", "regard")
+
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")]
+
 
 def train(
     recipe: Annotated[
         str | None, typer.Argument(help="A TOML file, or the name of a built-in recipe.", show_default=False)
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")
-    ] = None,
+    settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="The model folder; a run found there resumes.", show_default="runs/RECIPE")
     ] = None,
@@ -34,7 +36,7 @@ def train(
 
     Example: regard train dates --set train.steps=500 --out runs/dates
     """
-    from regard.config.recipes import builtin_recipes
+    from regard.config import builtin_recipes
 
     if recipe is None:
         for name, text in builtin_recipes().items():
@@ -55,15 +57,13 @@ def train(
 
 def plan(
     recipe: Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in recipe.", show_default=False)],
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")
-    ] = None,
+    settings: Settings = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Estimate parameters, memory, speed and time before training, and what to change if it does not fit.
+    """Estimate parameters, memory, speed and time before training, and what to change if memory is too small.
 
     It trains a throw-away network for some steps, and writes nothing but the cache.
 
@@ -90,9 +90,6 @@ def init(
     from regard.config.init import recipe_for
 
     typer.echo(recipe_for(files), nl=False)
-
-
-_KINDS = ("huggingface", "regard")
 
 
 def convert(

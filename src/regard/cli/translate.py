@@ -1,11 +1,14 @@
-"""The commands translate and generate."""
+"""The commands translate, generate, fill, embed, classify and score."""
 
 from __future__ import annotations
 
+import io
+import json
+import math
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,27 +17,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from regard.cli.options import (
+    Beam,
     Device,
     ModelFolder,
     Parts,
+    Row,
     Threads,
     input_lines,
-    json_line,
     json_text,
     load_model,
     progress,
+    trained_on_pairs,
 )
 from regard.errors import InputError
 
 if TYPE_CHECKING:
+    from regard.decode.classify import Prediction
+    from regard.decode.fill import FilledText
     from regard.decode.generate import GeneratedText
     from regard.decode.options import Options
+    from regard.decode.score import TextScore
+
+Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
+TopP = Annotated[
+    float, typer.Option(help="Nucleus sampling: sample from the most likely tokens with this total probability.")
+]
 
 
 def translate(
     model: ModelFolder,
-    beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")] = None,
-    n_best: Annotated[int, typer.Option(help="Print the n best, as 'line ||| text ||| score'.")] = 1,
+    beam: Beam = None,
+    n_best: Annotated[int, typer.Option(help="Print the n best translations, as 'line ||| text ||| score'.")] = 1,
     length_penalty: Annotated[
         float | None,
         typer.Option(help="Length penalty; larger values favour long translations.", show_default="the model's"),
@@ -62,76 +75,66 @@ def translate(
         bool, typer.Option("--replace-unknown", help="Replace unknown tokens by the aligned source words.")
     ] = False,
     temperature: Annotated[float, typer.Option(help="Above 0: sample instead of searching.")] = 0.0,
-    top_p: Annotated[
-        float, typer.Option(help="Nucleus sampling: sample from the most likely tokens with this total probability.")
-    ] = 1.0,
+    top_p: TopP = 1.0,
     seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")] = False,
+    as_json: Json = False,
     parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Translate standard input line by line; on a terminal it asks for lines.
+    """Translate standard input line by line; on a terminal it prompts for each line.
 
     Example: regard translate runs/dates < dates.txt > iso.txt
     """
     loaded = load_model(model, device, threads, parts)
     defaults = loaded.defaults()
-    given: dict[str, Any] = {
+    given: Row = {
         "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens,
         "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty,
     }  # fmt: skip
     options = replace(
-        defaults,
-        beam=max(n_best, defaults.beam) if beam is None else beam,
-        n_best=n_best,
+        defaults, beam=max(n_best, defaults.beam) if beam is None else beam, n_best=n_best, seed=seed, top_p=top_p,
+        coverage_penalty=coverage_penalty, temperature=temperature,
         **{name: value for name, value in given.items() if value is not None},
-        coverage_penalty=coverage_penalty,
-        temperature=temperature,
-        top_p=top_p,
-        seed=seed,
-    )
+    )  # fmt: skip
     translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
     if sys.stdin.isatty():
         _interactive(translations, options, prefix)
         return
-    done = 0
-    for lines in input_lines():
-        rows = [json_line(line) for line in lines] if as_json else [{"text": line} for line in lines]
+    for done, rows in _input_rows(as_json):
         texts = [row["text"] for row in rows]
         with progress(len(texts), "translating") as advance:
             prefixes = None if prefix is None else [prefix] * len(texts)
             found = translations(
                 texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance, first_line=done + 1
             )
-        for number, (row, answers) in enumerate(zip(rows, found)):
-            sys.stdout.write(_written(row if as_json else None, done + number, answers, n_best))
+        for number, (row, answers) in enumerate(zip(rows, found), done):
+            sys.stdout.write(_written(row if as_json else None, number, answers, n_best))
         sys.stdout.flush()
-        done += len(rows)
 
 
-def _written(row: dict[str, object] | None, number: int, answers: list[GeneratedText], n_best: int) -> str:
+def _written(row: Row | None, number: int, answers: list[GeneratedText], n_best: int) -> str:
     """The output for a line: the translation, the n best in the Moses format, or a JSON object."""
     if row is not None:
         several = [_facts(answer) for answer in answers]
         more = {"n_best": several} if n_best > 1 else {}
         return json_text({**row, **several[0], **more}) + "\n"
     if n_best > 1:
-        return "".join(f"{number} ||| {_one_line(answer)} ||| {answer.score:.4f}\n" for answer in answers)
-    return _one_line(answers[0]) + "\n"
+        return "".join(f"{number} ||| {_text(answer)} ||| {answer.score:.4f}\n" for answer in answers)
+    return _text(answers[0]) + "\n"
 
 
-def _facts(answer: GeneratedText) -> dict[str, object]:
+def _facts(answer: GeneratedText) -> Row:
     """A translation for JSON."""
     links = {} if answer.alignment is None else {"alignment": answer.alignment}
     return {"translation": answer.text, "score": answer.score, **links}
 
 
-def _one_line(answer: GeneratedText) -> str:
-    """Line i of the output belongs to line i of the input; the alignment, if any, follows the text."""
+def _text(answer: GeneratedText) -> str:
+    """A translation as one line; the alignment, if any, follows the text."""
     from regard.decode.alignment import write_moses
 
-    text = answer.text.replace("\n", " ")
+    text = _one_line(answer.text)
     return text if answer.alignment is None else f"{text} ||| {write_moses(answer.alignment)}"
 
 
@@ -145,7 +148,7 @@ def _interactive(translations: Callable[..., list[list[GeneratedText]]], options
             return
         try:
             for answer in translations([line], options, prefixes=[prefix or ""])[0]:
-                typer.echo(_one_line(answer))
+                typer.echo(_text(answer))
         except InputError as error:
             typer.echo(f"regard: error: {error}", err=True)
 
@@ -161,9 +164,7 @@ def generate(
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is all.")] = 0,
-    top_p: Annotated[
-        float, typer.Option(help="Nucleus sampling: sample from the most likely tokens with this total probability.")
-    ] = 1.0,
+    top_p: TopP = 1.0,
     min_p: Annotated[
         float, typer.Option(help="Sample from tokens at least this fraction as likely as the best.")
     ] = 0.0,
@@ -185,22 +186,19 @@ def generate(
 
     if prompt == "-" or (prompt is None and _redirected()):
         prompt = "\n".join(line for lines in input_lines() for line in lines)
-
     options = Options(
         beam=beam, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
         no_repeat_ngram=no_repeat_ngram, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
     )  # fmt: skip
     loaded = load_model(model, device, threads, parts)
-    own = loaded.defaults()
-    options = replace(
-        options, max_tokens=own.max_tokens if max_tokens is None else max_tokens, suppress_tokens=own.suppress_tokens,
-        begin_suppress_tokens=own.begin_suppress_tokens, forced_eos=own.forced_eos, extra_eos=own.extra_eos,
-    )  # fmt: skip
-    text = loaded.continuations([prompt or ""], options)[0][0].text
+    text = loaded.continuations([prompt or ""], options.with_tokens_of(loaded.defaults()))[0][0].text
     if out is None:
         typer.echo(text)
         return
-    _save(text, out)
+    from regard.data.corpora.chorales import midi_of
+    from regard.store.files import write_file
+
+    write_file(out, midi_of(text) if out.suffix in (".mid", ".midi") else f"{text}\n".encode())
     typer.echo(f"Wrote {out}.")
 
 
@@ -212,9 +210,228 @@ def _redirected() -> bool:
         return False
 
 
-def _save(text: str, out: Path) -> None:
-    """Write a text to a file, as MIDI if the file ends in .mid."""
-    from regard.data.corpora.chorales import midi_of
-    from regard.store.files import write_file
+def fill(
+    model: ModelFolder,
+    text: Annotated[
+        str | None, typer.Argument(help="A text with [MASK] for each missing token.", show_default="standard input")
+    ] = None,
+    top: Annotated[int, typer.Option(help="Candidates to print per mask.", min=1)] = 5,
+    as_json: Json = False,
+    parts: Parts = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Fill in masked tokens, or the spans of a T5 model.
 
-    write_file(out, midi_of(text) if out.suffix in (".mid", ".midi") else f"{text}\n".encode())
+    A mask is [MASK], <mask>, or <extra_id_0>, <extra_id_1>, ... for span corruption. For a text argument the candidates
+    are printed with their probabilities; for standard input the filled text, line by line.
+
+    Example: regard fill runs/bert "The [MASK] sat on the mat."
+    """
+    loaded = load_model(model, device, threads, parts)
+    if text is not None:
+        filled = loaded.fill(text, top=top)
+        typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
+        return
+    for _, rows in _input_rows(as_json):
+        with progress(len(rows), "filling") as advance:
+            found = loaded.fill([row["text"] for row in rows], top=top, progress=advance)
+        _write(json_text({**row, **_filled(one)}) if as_json else _one_line(one.text) for row, one in zip(rows, found))
+
+
+def embed(
+    model: ModelFolder,
+    pool: Annotated[
+        str | None,
+        typer.Option(help="Pooling over tokens: mean, first, last or max.", show_default="the model's, or mean"),
+    ] = None,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="Layer number, 0 is the embedding; mix is the mean of all.", show_default="the last"),
+    ] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Write one vector per token, as .npz.")] = False,
+    normalised: Annotated[bool, typer.Option("--normalised", help="Scale every vector to length 1.")] = False,
+    as_json: Json = False,
+    parts: Parts = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Write one vector per line of standard input, as a numpy .npy file.
+
+    With --tokens it writes an .npz file: "vectors" and "tokens" of all lines; line i has those from starts[i] to
+    starts[i + 1].
+
+    Example: regard embed runs/bert < sentences.txt > vectors.npy
+    """
+    import numpy as np
+
+    if sys.stdout.isatty() and not as_json:
+        raise InputError("vectors cannot be printed to a terminal (regard embed). Add > vectors.npy, or --json.")
+    loaded = load_model(model, device, threads, parts)
+    options: Row = {"pool": pool, "layer": _layer(layer), "normalised": normalised}
+    whole = [np.zeros((0, loaded.description.vector_width), dtype=np.float32)]
+    names: list[str] = []
+    starts = [0]
+    for _, rows in _input_rows(as_json):
+        texts = [row["text"] for row in rows]
+        with progress(len(texts), "embedding") as advance:
+            of_tokens = loaded.embed(texts, **options, tokens=True, progress=advance) if tokens else []
+            vectors = [one for _, one in of_tokens] if tokens else [*loaded.embed(texts, **options, progress=advance)]
+        if as_json:
+            facts: list[Row] = [{"tokens": names_of, "vectors": one.tolist()} for names_of, one in of_tokens]
+            facts = facts or [{"vector": one.tolist()} for one in vectors]
+            _write(json_text({**row, **fact}) for row, fact in zip(rows, facts))
+        else:
+            whole += vectors if tokens else [np.stack(vectors)]
+            names += [name for names_of, _ in of_tokens for name in names_of]
+            starts += [starts[-1] + end for end in np.cumsum([len(one) for _, one in of_tokens]).tolist()]
+    if not as_json:
+        written = io.BytesIO()
+        if tokens:
+            np.savez(written, vectors=np.concatenate(whole), tokens=np.array(names, dtype=str), starts=starts)
+        else:
+            np.save(written, np.concatenate(whole))
+        sys.stdout.buffer.write(written.getbuffer())
+
+
+def classify(
+    model: ModelFolder,
+    pairs: Annotated[
+        bool,
+        typer.Option("--pairs", help="A line holds two texts with a tab between them.", show_default="as in training"),
+    ] = False,
+    as_json: Json = False,
+    parts: Parts = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Predict a label, a number, or a tag per word for each line of standard input.
+
+    With --json the probability of every label is printed too.
+
+    Example: regard classify runs/reviews < reviews.txt
+    """
+    loaded = load_model(model, device, threads, parts)
+    paired = pairs or trained_on_pairs(model, parts)
+    for done, rows in _input_rows(as_json):
+        texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
+        with progress(len(texts), "classifying") as advance:
+            found = loaded.classify(texts, progress=advance)
+        predicted = zip(rows, map(_predicted, found))
+        _write(json_text({**row, **facts}) if as_json else line for row, (line, facts) in predicted)
+
+
+def score(
+    model: ModelFolder,
+    per_token: Annotated[
+        bool,
+        typer.Option(
+            "--per-token", help="Also print each token with its log-probability, as 'token number', separated by tabs."
+        ),
+    ] = False,
+    as_json: Json = False,
+    parts: Parts = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Print the log-probability of each line of standard input, in nats; a translator reads source, tab, target.
+
+    A masked language model masks one token at a time; the sum is a pseudo-log-likelihood (Salazar 2020).
+
+    Example: regard score runs/python < lines.py
+    """
+    loaded = load_model(model, device, threads, parts)
+    paired = loaded.network.shape == "encoder-decoder"
+    for done, rows in _input_rows(as_json):
+        sides = zip(*_two_columns(rows, done)) if paired else ([row["text"] for row in rows],)
+        with progress(len(rows), "scoring") as advance:
+            found = loaded.scores(*sides, progress=advance)
+        _write(_scored(row if as_json else None, one, per_token) for row, one in zip(rows, found))
+
+
+def _input_rows(as_json: bool) -> Iterator[tuple[int, list[Row]]]:
+    """Standard input in chunks: the number of lines before, and a row with its text per line."""
+    done = 0
+    for lines in input_lines():
+        yield done, [_json_line(line) if as_json else {"text": line} for line in lines]
+        done += len(lines)
+
+
+def _json_line(line: str) -> Row:
+    """A JSON object with its text under "text", or a plain line; other keys are passed through."""
+    if not line.lstrip().startswith("{"):
+        return {"text": line}
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"standard input holds a line that is not JSON: {error}. Leave out --json?") from None
+    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+        raise InputError('a JSON line needs its text under "text" (standard input).')
+    return value
+
+
+def _one_line(text: str) -> str:
+    """Line i of the output belongs to line i of the input, so line breaks become spaces."""
+    return text.replace("\n", " ")
+
+
+def _two_columns(rows: Sequence[Row], done: int) -> list[tuple[str, str]]:
+    """The two texts of each row, with a tab between them; `done` is the number of lines before."""
+    pairs = [row["text"].partition("\t") for row in rows]
+    for number, (_, tab, _) in enumerate(pairs, done + 1):
+        if not tab:
+            raise InputError(
+                f"line {number:,} holds one text, two are needed (standard input). Put a tab between them."
+            )
+    return [(first, second) for first, _, second in pairs]
+
+
+def _write(lines: Iterator[str]) -> None:
+    sys.stdout.write("".join(line + "\n" for line in lines))
+    sys.stdout.flush()
+
+
+def _filled(filled: FilledText) -> Row:
+    masks = [
+        [{"text": choice.text, "tokens": choice.tokens, "probability": choice.probability} for choice in some]
+        for some in filled.masks
+    ]
+    return {"filled": filled.text, "masks": masks}
+
+
+def _choices(filled: FilledText) -> str:
+    """The filled text, and below it the candidates per mask."""
+    lines = [_one_line(filled.text)]
+    for some in filled.masks:
+        lines += ["", *(f"{choice.probability:.4f}  {_one_line(choice.text)}" for choice in some)]
+    return "\n".join(lines)
+
+
+def _layer(name: str | None) -> Any:
+    if name is None or name == "mix":
+        return name
+    try:
+        return int(name)
+    except ValueError:
+        raise InputError(f'"{name}" is no layer (--layer). Use a number, or mix for the mean of all.') from None
+
+
+def _predicted(prediction: Prediction) -> tuple[str, Row]:
+    """A prediction as one line of text, and for JSON."""
+    from regard.decode.classify import LabelPrediction, TagPrediction
+
+    if isinstance(prediction, LabelPrediction):
+        return _one_line(prediction.label), {"label": prediction.label, "probabilities": prediction.probabilities}
+    if isinstance(prediction, TagPrediction):
+        return " ".join(prediction.tags), {"words": prediction.words}
+    return f"{prediction.number:.6g}", {"number": prediction.number}
+
+
+def _scored(row: Row | None, scored: TextScore, per_token: bool) -> str:
+    if row is None:
+        cells = [f"{text} {value:.4f}" for text, value in scored.tokens] if per_token else []
+        return "\t".join([f"{scored.total:.4f}", *cells])
+    count = len(scored.tokens)
+    mean = -scored.total / max(1, count)
+    facts = {"score": scored.total, "tokens": count, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+    return json_text({**row, **facts, **({"log_probabilities": scored.tokens} if per_token else {})})

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 import torch
 
-from regard.config.recipes import builtin_recipes
-from regard.data.draws import Split
+from regard.config import builtin_recipes
+from regard.data.corpora import Split
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, concatenate_corpora, embedded_corpus, read_corpus, with_prefix
-from regard.data.read.files import Documents, ReadOptions, read_text
+from regard.data.read.texts import Documents, ReadOptions, read_text
 from regard.data.tasks import Task
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import BPE, TokenizerKind
@@ -34,6 +34,8 @@ from regard.models.model import Model
 from regard.models.readouts import Pool
 from regard.schema import call_from_dict, from_dict, located, require_parts, toml_value
 from regard.training.settings import Training
+
+_TABLES = ("model", "text", "train", "decode")
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,8 @@ class Text:
         if named is None:
             return None
         reading = ReadOptions(self.documents, self.bad_utf8, self.control, self.fields)
-        members = [
-            Weighted(one) if isinstance(one, str) else one for one in ([named] if isinstance(named, str) else named)
-        ]
+        several = [named] if isinstance(named, str) else named
+        members = [Weighted(one) if isinstance(one, str) else one for one in several]
         if not members or not all(one.path for one in members):
             raise InputError(f"text.{split} names no file (text.{split}). Name one.")
         keys = self.transpose if split == "train" else 0
@@ -160,9 +161,8 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
 def parse_recipe(tables: dict[str, Any], *, name: str, where: str, parts: Sequence[type] = ()) -> Recipe:
     """A recipe from its tables; every key must be known."""
     for key, value in tables.items():
-        if key not in ("model", "text", "train", "decode"):
-            known = suggest(key, ["model", "text", "train", "decode"])
-            raise InputError(f'unknown table "{key}" ({where}). {known}')
+        if key not in _TABLES:
+            raise InputError(f'unknown table "{key}" ({where}). {suggest(key, _TABLES)}')
         if not isinstance(value, Mapping):
             raise InputError(f"[{key}] must be a table ({where}). Set its keys, as in train.steps = 2000.")
     try:
@@ -195,8 +195,7 @@ def read_model(tables: Mapping[str, Any], *, where: str, parts: Sequence[type] =
     if "init" in table:
         if "tokenizer" in tables.get("text", {}):
             raise InputError("a pretrained model keeps its own tokenizer (text.tokenizer). Leave it out.")
-        fine_tuning: FineTuning = call_from_dict(FineTuning, table, where=where, also=parts)
-        return fine_tuning
+        return call_from_dict(FineTuning, table, where=where, also=parts)
     if table.get("kind") != "model":
         return zoo_model(table, where=where, parts=parts)
     description: Model = from_dict(Model, table, where=where, also=parts)

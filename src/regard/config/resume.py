@@ -13,7 +13,7 @@ from regard import messages
 from regard.config.recipe import Recipe
 from regard.data.read.corpus import Corpus
 from regard.data.tasks import Task
-from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tasks.base import Tokenizers
 from regard.data.tokenize.train import TokenizerKind
 from regard.errors import InputError
 from regard.models.model import Model
@@ -24,12 +24,7 @@ from regard.training.settings import FREE
 
 
 def resume_facts(
-    recipe: Recipe,
-    corpus: Corpus,
-    valid: Corpus | None,
-    tokenizers: tuple[Tokenizer, Tokenizer | None],
-    task: Task,
-    world: World,
+    recipe: Recipe, corpus: Corpus, valid: Corpus | None, tokenizers: Tokenizers, task: Task, world: World
 ) -> dict[str, Any]:
     """The facts that a checkpoint stores; all but `machine` must be equal for a run to resume."""
     settings = {key: value for key, value in to_dict(recipe.train).items() if key not in FREE}
@@ -59,15 +54,9 @@ def resume_facts(
 
 
 def check_resume(
-    saved: dict[str, Any],
-    now: dict[str, Any],
-    folder: Path,
-    corpora: Mapping[str, Corpus | None],
-    watcher: Watcher,
-    parts: Sequence[type] = (),
-    *,
-    new_data: bool,
-) -> tuple[str, ...]:
+    saved: dict[str, Any], now: dict[str, Any], folder: Path, corpora: Mapping[str, Corpus | None], watcher: Watcher,
+    parts: Sequence[type] = (), *, new_data: bool,
+) -> tuple[str, ...]:  # fmt: skip
     """Refuse to resume with other facts than the checkpoint's; -> the splits with new text, which `new_data` allows."""
     changed = tuple(name for name in corpora if saved["text"].get(name) != now["text"][name])
     for name in () if new_data else changed:
@@ -109,18 +98,12 @@ def _machine(facts: Mapping[str, Any]) -> str:
 def difference(old: Any, new: Any, path: str) -> tuple[str, Any, Any] | None:
     """The path and values of the first difference between two trees."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*new, *(key for key in old if key not in new)]:
-            found = difference(old.get(key), new.get(key), f"{path}.{key}")
-            if found is not None:
-                return found
-        return None
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for index, (one, other) in enumerate(zip(old, new)):
-            found = difference(one, other, f"{path}[{index}]")
-            if found is not None:
-                return found
-        return None
-    return None if old == new else (path, old, new)
+        below = [(old.get(key), new.get(key), f"{path}.{key}") for key in dict.fromkeys([*new, *old])]
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        below = [(one, other, f"{path}[{index}]") for index, (one, other) in enumerate(zip(old, new))]
+    else:
+        return None if old == new else (path, old, new)
+    return next(filter(None, (difference(*pair) for pair in below)), None)
 
 
 def _brief(value: Any) -> str:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import messages
-from regard.data.batching import Batch
-from regard.data.draws import Indices, MixtureComponent
+from regard.data.batching import Batch, Indices, MixtureComponent
 from regard.data.read.cache import Cache, Columns, release_pages
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import byte_lengths, texts_digest
@@ -185,8 +184,7 @@ def filter_texts(
             add_columns(kept + first, columns)
             size += int(byte_lengths(counted, first, stop)[kept].sum())
             for side in sides:
-                for column in (side.rows.tokens, side.rows.starts, side.rows.lengths):
-                    release_pages(column)
+                release_pages(side.rows.tokens, side.rows.starts, side.rows.lengths)
         return {"bytes": size}
 
     digests = [corpus.digest, [side.tokenizer.digest for side in sides]] if cache.root else []
@@ -209,31 +207,25 @@ class FilteredSamples:
 
     @property
     def corpus(self) -> Corpus:
-        """The corpus."""
         return self.filtered.corpus
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """Per side, the length of every text in tokens."""
         return tuple(side.lengths for side in self.sides)
 
     @property
     def left_out(self) -> LeftOut:
-        """The texts that are not among the samples."""
         return self.filtered.left_out
 
     @property
     def bytes(self) -> int:
-        """The bytes of the texts that are kept."""
         return self.filtered.bytes
 
     @property
     def mixture(self) -> tuple[MixtureComponent, ...]:
-        """The texts of each subcorpus."""
         return mixture_of(self.filtered.corpus, self.filtered.kept)
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """The lines of these texts."""
         return self.filtered.corpus.where(self.filtered.kept[np.asarray(indices, dtype=np.int64)])
 
 
@@ -245,7 +237,6 @@ class LabelledSamples(FilteredSamples):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Samples by sides: how many tokens each has in a batch."""
         return self.filtered.columns["lengths"]
 
 
@@ -301,8 +292,7 @@ def _cut(corpus: Corpus, rows: TokenRows, max_tokens: int, min_tokens: int, colu
         columns.append("left", left + first)
         columns.append("reason", np.where(bad_utf8, 0, np.where(tokens[left] == 0, 1, 2)).astype(np.uint8))
         size += int(byte_lengths(corpus.sources, first, stop)[chunks > 0].sum())
-        for column in (rows.starts, rows.lengths):
-            release_pages(column)
+        release_pages(rows.starts, rows.lengths)
     return {"bytes": size}
 
 
@@ -319,29 +309,23 @@ class ChunkSamples:
 
     @property
     def corpus(self) -> Corpus:
-        """The corpus."""
         return self.chunks.corpus
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The length of every document in tokens."""
         return (self.chunks.rows.lengths,)
 
     @property
     def left_out(self) -> LeftOut:
-        """The documents without chunks."""
         return self.chunks.left_out
 
     @property
     def bytes(self) -> int:
-        """The bytes of the documents."""
         return self.chunks.bytes
 
     @property
     def mixture(self) -> tuple[MixtureComponent, ...]:
-        """The chunks of each subcorpus."""
         return mixture_of(self.chunks.corpus, self.chunks.owners)
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """The documents of these chunks."""
         return self.chunks.corpus.where(self.chunks.owners[np.asarray(indices, dtype=np.int64)])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import EncodedText, Tokenizer, word_ids, word_offsets
 from regard.decode.generate import GeneratedText, Request, batch_requests, cut_at_stop, encode_sources
-from regard.decode.inputs import check_length, pad
+from regard.decode.inputs import Tokens, check_length, pad
 from regard.errors import InputError
 from regard.layers.contract import Context
 from regard.layers.record import Record
@@ -118,9 +118,7 @@ class Aligner:
 
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
         """The alignments of given pairs."""
-        encoded = [
-            tuple(map(Tokenizer.encode_with_offsets, self.tokenizers, pair)) for pair in zip(sources, targets)
-        ]  # fmt: skip
+        encoded = [tuple(map(Tokenizer.encode_with_offsets, self.tokenizers, pair)) for pair in zip(sources, targets)]
         for index, (source, target) in enumerate(encoded):
             check_length(self.network, max(len(source.ids) + 1, len(target.ids)), f"pair {index + 1:,}")
         found: list[Links] = [[] for _ in sources]
@@ -157,8 +155,7 @@ class Aligner:
             replaced = self.replacements(source, encoded[index], ids, weights, start) if replace_unknown else {}
             text, offsets = target.decode_with_offsets(ids, replaced)
             if replaced:
-                text = cut_at_stop(text, len(target.decode(ids[:start])), stop)
-                translation = replace(translation, text=text)
+                translation = replace(translation, text=cut_at_stop(text, len(target.decode(ids[:start])), stop))
             if alignment:
                 words = word_ids(translation.text, offsets), word_ids(source, encoded[index].offsets)
                 translation = replace(translation, alignment=tuple(extract_links(weights, *words)))
@@ -183,9 +180,7 @@ class Aligner:
             replaced[position] = target.token_for_text(text[first:last], new_word=new_word)
         return replaced
 
-    def weights(
-        self, sources: Sequence[EncodedText], targets: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, Tensor]]:  # fmt: skip
+    def weights(self, sources: Sequence[EncodedText], targets: Tokens) -> Iterator[tuple[int, Tensor]]:
         """The index of each pair and its weights, target tokens by source tokens."""
         source_tokenizer, target_tokenizer = self.tokenizers
         pairs = [((*source.ids, source_tokenizer.eos), target) for source, target in zip(sources, targets)]
@@ -225,14 +220,12 @@ def choose_heads(
             by_token[choice][index] = extract_links(mean, _token_units(target_words), _token_units(source_words))
     if gold is not None:
         known = [gold[index] for index in indices]
-        scores = [-alignment_error_rate([found[index] for index in indices], known) for found in by_word]
+        scores = [-alignment_error_rate([links[index] for index in indices], known) for links in by_word]
     else:
         words = {index: (_words(sources[index]), _words(targets[index])) for index in indices}
         tokens = {index: (encoded[index][0].ids, encoded[index][1].ids) for index in indices}
-        scores = [
-            mutual_information(of_words, words) + mutual_information(of_tokens, tokens)
-            for of_words, of_tokens in zip(by_word, by_token)
-        ]
+        found = zip(by_word, by_token)
+        scores = [mutual_information(one, words) + mutual_information(other, tokens) for one, other in found]
     return choices[scores.index(max(scores))]
 
 

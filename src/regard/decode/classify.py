@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
-from regard.decode.generate import Progress
+from regard.decode.generate import QUIET, Progress
 from regard.decode.inputs import batched_inputs
 from regard.errors import InputError
 from regard.models.model import Network
@@ -41,7 +41,6 @@ class TagPrediction:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        """The tags without the words."""
         return tuple(tag for _, tag in self.words)
 
 
@@ -52,7 +51,7 @@ Text = str | tuple[str, str]
 
 
 def classify(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress = lambda done: None
+    network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress = QUIET
 ) -> list[Prediction]:
     """The prediction for each text or pair of texts."""
     readout = network.description.readout
@@ -61,8 +60,7 @@ def classify(
     found: dict[int, Prediction] = {}
     for indices, outputs in _outputs(network, tokenizer, texts, progress):
         if readout.outputs == "labels":
-            predictions = [_predict_label(network, row) for row in outputs.softmax(-1)]
-            found |= dict(zip(indices, predictions))
+            found |= {index: _predict_label(network, row) for index, row in zip(indices, outputs.softmax(-1))}
         else:
             found |= {index: NumberPrediction(float(row[0])) for index, row in zip(indices, outputs)}
     return [found[index] for index in range(len(texts))]
@@ -81,7 +79,7 @@ def _predict_label(network: Network, probabilities: Tensor) -> LabelPrediction:
 
 def _predict_tags(
     network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress
-) -> Iterator[TagPrediction]:  # fmt: skip
+) -> Iterator[TagPrediction]:
     """The tag of each word: the prediction at its first token."""
     labels, single = label_names(network), [text for text in texts if isinstance(text, str)]
     if len(single) < len(texts):

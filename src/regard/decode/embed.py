@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import Progress
+from regard.decode.generate import QUIET, Progress
 from regard.decode.inputs import add_special_tokens, batched_inputs
 from regard.errors import InputError, suggest
 from regard.layers.contract import Context
@@ -39,7 +39,7 @@ def embed(
     layer: Layer = None,
     normalised: bool = False,
     max_length: int | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
 ) -> Vectors:
     """One vector per text, by `pool`; by default the model's readout, if it outputs vectors, else the mean of tokens.
 
@@ -68,7 +68,7 @@ def embed_tokens(
     layer: Layer = None,
     normalised: bool = False,
     max_length: int | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
 ) -> list[TokenVectors]:
     """The tokens of each text, special tokens included, with one vector per token."""
     encoded = _encode(network, tokenizer, texts, max_length)
@@ -81,9 +81,7 @@ def embed_tokens(
     return found
 
 
-def _encode(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None
-) -> list[list[int]]:  # fmt: skip
+def _encode(network: Network, tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None) -> list[list[int]]:
     """The tokens of each text, truncated to `max_length` with the special tokens counted."""
     encoded = tokenizer.encode_batch(texts)
     if max_length is None:

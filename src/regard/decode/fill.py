@@ -16,11 +16,10 @@ from torch import Tensor
 
 from regard.data.tasks.masked_lm import ordinary_tokens
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import Progress, Request, generate_tokens
-from regard.decode.inputs import batched_inputs, check_length, clamp_max_tokens
+from regard.decode.generate import QUIET, Progress, Request, generate_tokens, translation_request
+from regard.decode.inputs import batched_inputs, check_length
 from regard.decode.options import Options
 from regard.decode.score import forced_log_probabilities
-from regard.decode.search import Hypothesis
 from regard.errors import InputError
 from regard.models.model import Network
 
@@ -123,7 +122,7 @@ def encode_sentinels(tokenizer: Tokenizer, text: str) -> list[int]:
 
 @torch.inference_mode()
 def fill_masks(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], *, top: int, progress: Progress = lambda done: None
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], *, top: int, progress: Progress = QUIET
 ) -> list[FilledText]:
     """The most likely tokens for each mask, by a masked language model; each mask is filled independently."""
     masks = Masks.of(tokenizer, [tokenizer.mask])
@@ -148,7 +147,7 @@ def fill_spans(
     options: Options,
     *,
     top: int,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
 ) -> list[FilledText]:
     """The most likely spans for each sentinel, by a model trained on span corruption (Raffel 2019)."""
     source, target = tokenizers
@@ -160,22 +159,21 @@ def fill_spans(
     for index, (parts, names) in enumerate(split):
         source_ids = (*masks.encode(parts, names), source.eos)
         check_length(network, len(source_ids), f"text {index + 1:,}")
-        max_tokens = options.max_tokens if options.max_tokens is not None else 2 * len(source_ids) + 50
         # The target starts with the first mask's sentinel.
-        prompt = target.bos, sentinels[names[0]]
-        requests.append(Request(prompt, source_ids, clamp_max_tokens(network, max_tokens, len(prompt))))
+        requests.append(translation_request(network, target, source_ids, options, prefix=[sentinels[names[0]]]))
     options = replace(options, n_best=top, beam=max(top, options.beam), temperature=0.0)
     results = generate_tokens(network, requests, options, eos=target.eos, progress=progress)
-    hypotheses = [(index, hypothesis) for index, found in enumerate(results) for hypothesis in found]
-    rows = [_full_row(requests[index], hypothesis, target.eos) for index, hypothesis in hypotheses]
-    values = forced_log_probabilities(
-        network, [Request(row, requests[index].source, 0) for row, (index, _) in zip(rows, hypotheses)]
-    )
-    spans = [_parse_spans(target, row[1:], of_row) for row, of_row in zip(rows, values)]
-    filled = []
+    # Each hypothesis as a whole target from BOS to EOS.
+    rows = [
+        (index, (*requests[index].prompt, *hypothesis.tokens, *((target.eos,) if hypothesis.ended else ())))
+        for index, found in enumerate(results)
+        for hypothesis in found
+    ]
+    values = forced_log_probabilities(network, [Request(row, requests[index].source, 0) for index, row in rows])
+    spans = [(index, _parse_spans(target, row[1:], of_row)) for (index, row), of_row in zip(rows, values)]
+    filled, missing = [], Fill((), "", 0.0)
     for index, (parts, names) in enumerate(split):
-        own = [found for found, (owner, _) in zip(spans, hypotheses) if owner == index]
-        missing = Fill((), "", 0.0)
+        own = [found for owner, found in spans if owner == index]
         fills = [[found.get(sentinels[name], missing) for found in own] for name in names]
         distinct = [list({fill.tokens: fill for fill in reversed(some)}.values())[::-1] for some in fills]
         best = [[found.get(sentinels[name], missing)] for name in names for found in own[:1]]
@@ -198,11 +196,6 @@ def _fill_in(masks: Masks, parts: Sequence[str], fills: list[list[Fill]]) -> Fil
     for part, some in zip(parts[1:], fills):
         text = masks.append(text, some[0].tokens) + part
     return FilledText(text, fills)
-
-
-def _full_row(request: Request, hypothesis: Hypothesis, eos: int) -> tuple[int, ...]:
-    """The whole target from BOS to EOS."""
-    return (*request.prompt, *hypothesis.tokens, *((eos,) if hypothesis.ended else ()))
 
 
 def _parse_spans(tokenizer: Tokenizer, target: Sequence[int], values: Sequence[float]) -> dict[int, Fill]:

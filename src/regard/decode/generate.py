@@ -49,6 +49,8 @@ class GeneratedText:
 Progress = Callable[[float], None]
 """Called with the number of texts done since the last call."""
 
+QUIET: Progress = lambda done: None  # noqa: E731
+
 
 def translate(
     network: Network,
@@ -57,7 +59,7 @@ def translate(
     options: Options,
     *,
     prefixes: Sequence[str] | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
     first_line: int = 1,
 ) -> list[list[GeneratedText]]:
     """The n-best translations of each text, each starting with its target prefix, if there is one.
@@ -88,12 +90,7 @@ def translation_request(
 
 
 def continue_prompts(
-    network: Network,
-    tokenizer: Tokenizer,
-    prompts: Sequence[str],
-    options: Options,
-    *,
-    progress: Progress = lambda done: None,
+    network: Network, tokenizer: Tokenizer, prompts: Sequence[str], options: Options, *, progress: Progress = QUIET
 ) -> list[list[GeneratedText]]:
     """The n-best continuations of each prompt by a language model; their text includes the prompt."""
     return generate_texts(network, tokenizer, prompt_requests(network, tokenizer, prompts, options), options, progress)
@@ -115,26 +112,24 @@ def generate_texts(
     tokenizer: Tokenizer,
     requests: Sequence[Request],
     options: Options,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
     *,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,
 ) -> list[list[GeneratedText]]:
     """Generate tokens and decode them to texts, without the prompts' special tokens and cut at stop strings."""
-    stopping_criterion = None
-    if options.stop:
 
-        def stopping_criterion(tokens: list[int]) -> bool:
-            text = tokenizer.decode(tokens)
-            return any(stop in text for stop in options.stop)
+    def holds_stop_string(tokens: list[int]) -> bool:
+        text = tokenizer.decode(tokens)
+        return any(stop in text for stop in options.stop)
 
     # One search finds the n best; n samples are drawn one by one, each with its own seed.
     samples = options.n_best if options.temperature > 0 else 1
     strides = range(0, samples * _SEED_STRIDE, _SEED_STRIDE)
     repeated = [replace(request, seed=request.seed + stride) for stride in strides for request in requests]
     found = generate_tokens(
-        network, repeated, options, eos=tokenizer.eos, stopping_criterion=stopping_criterion, progress=progress,
-        on_step=on_step, ablation=ablation,
+        network, repeated, options, eos=tokenizer.eos, progress=progress, on_step=on_step, ablation=ablation,
+        stopping_criterion=holds_stop_string if options.stop else None,
     )  # fmt: skip
     generated = []
     for index, request in enumerate(requests):
@@ -161,7 +156,7 @@ def generate_tokens(
     *,
     eos: int,
     stopping_criterion: Callable[[list[int]], bool] | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,
 ) -> list[list[Hypothesis]]:

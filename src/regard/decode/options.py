@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -68,6 +68,14 @@ class Options:
         counted: T = (5 + length) / 6 if self.normalization == "wu" else length
         divisor: T = counted**self.length_penalty
         return divisor
+
+    def with_tokens_of(self, own: Options) -> Options:
+        """These options with the suppressed, forced and end tokens of a model's own, and its limit if there is none."""
+        return replace(
+            self, max_tokens=own.max_tokens if self.max_tokens is None else self.max_tokens, extra_eos=own.extra_eos,
+            suppress_tokens=own.suppress_tokens, begin_suppress_tokens=own.begin_suppress_tokens,
+            forced_eos=own.forced_eos,
+        )  # fmt: skip
 
 
 Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

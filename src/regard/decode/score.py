@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import Progress, Request, batch_requests
+from regard.decode.generate import QUIET, Progress, Request, batch_requests
 from regard.decode.inputs import Tokens, batch_by_length, check_length, input_length, network_inputs, pad
 from regard.models.model import Network
 
@@ -25,7 +25,7 @@ class TextScore:
 
 
 def score_texts(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = lambda done: None
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = QUIET
 ) -> list[TextScore]:
     """The log-probability of each text by a language model, EOS included."""
     prefix = tokenizer.prompt_prefix or (tokenizer.bos,)
@@ -33,14 +33,14 @@ def score_texts(
     for index, ids in enumerate(tokenizer.encode_batch(texts)):
         check_length(network, len(prefix) + len(ids), f"text {index + 1:,}")
         requests.append(Request((*prefix, *ids, tokenizer.eos), None, 0, special_tokens=len(prefix)))
-    return _text_scores(tokenizer, requests, forced_log_probabilities(network, requests, progress))
+    return _score_requests(network, tokenizer, requests, progress)
 
 
 def score_pairs(
     network: Network,
     tokenizers: tuple[Tokenizer, Tokenizer],
     pairs: tuple[Sequence[str], Sequence[str]],
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
 ) -> list[TextScore]:
     """The log-probability of each target given its source, EOS included."""
     source, target = tokenizers
@@ -48,11 +48,11 @@ def score_pairs(
     for index, (source_ids, target_ids) in enumerate(zip(*map(Tokenizer.encode_batch, tokenizers, pairs))):
         check_length(network, max(len(source_ids), len(target_ids)) + 1, f"pair {index + 1:,}")
         requests.append(Request((target.bos, *target_ids, target.eos), (*source_ids, source.eos), 0))
-    return _text_scores(target, requests, forced_log_probabilities(network, requests, progress))
+    return _score_requests(network, target, requests, progress)
 
 
 def score_masked(
-    network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = lambda done: None
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = QUIET
 ) -> list[TextScore]:
     """The pseudo-log-likelihood of each text by a masked language model (Salazar 2020, equation 1)."""
     rows = tokenizer.encode_batch(texts)
@@ -64,8 +64,8 @@ def score_masked(
 
 @torch.inference_mode()
 def forced_log_probabilities(
-    network: Network, requests: Sequence[Request], progress: Progress = lambda done: None
-) -> list[list[float]]:  # fmt: skip
+    network: Network, requests: Sequence[Request], progress: Progress = QUIET
+) -> list[list[float]]:
     """Forced decoding: the log-probability of each token of a prompt, special tokens excluded, given those before."""
     found: list[list[float]] = [[] for _ in requests]
     device = next(network.parameters()).device
@@ -74,8 +74,7 @@ def forced_log_probabilities(
         ids, padding = pad([request.prompt[:-1] for request in batch], device)
         sources: dict[str, Tensor | None] = {}
         if network.shape != "decoder":
-            padded = pad([request.source or () for request in batch], device)
-            sources = dict(zip(("source_ids", "source_padding"), padded))
+            sources["source_ids"], sources["source_padding"] = pad([request.source or () for request in batch], device)
         states = network.hidden_states(ids, padding=padding, **sources)  # type: ignore[arg-type]
         targets, _ = pad([request.prompt[1:] for request in batch], device)
         firsts = torch.tensor([request.special_tokens - 1 for request in batch], device=device)
@@ -91,8 +90,8 @@ def forced_log_probabilities(
 
 @torch.inference_mode()
 def masked_log_probabilities(
-    network: Network, tokenizer: Tokenizer, rows: Tokens, progress: Progress = lambda done: None
-) -> list[list[float]]:  # fmt: skip
+    network: Network, tokenizer: Tokenizer, rows: Tokens, progress: Progress = QUIET
+) -> list[list[float]]:
     """The log-probability of each token of a text when only this token is masked."""
     found = [[0.0] * len(ids) for ids in rows]
     tokens = [(row, position) for row, ids in enumerate(rows) for position in range(len(ids))]
@@ -123,11 +122,11 @@ def log_probabilities(network: Network, states: Tensor, targets: Tensor) -> Tens
     return torch.cat(slices)
 
 
-def _text_scores(
-    tokenizer: Tokenizer, requests: Sequence[Request], found: Sequence[Sequence[float]]
-) -> list[TextScore]:  # fmt: skip
+def _score_requests(
+    network: Network, tokenizer: Tokenizer, requests: Sequence[Request], progress: Progress
+) -> list[TextScore]:
     texts = [tokenizer.token_texts(request.prompt[request.special_tokens :]) for request in requests]
-    return [_text_score(*pair) for pair in zip(texts, found)]
+    return [*map(_text_score, texts, forced_log_probabilities(network, requests, progress))]
 
 
 def _text_score(texts: Sequence[str], values: Sequence[float]) -> TextScore:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.decode.inputs import pad
+from regard.decode.inputs import Tokens, pad
 from regard.decode.options import Options, Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
 from regard.layers.contract import Ablation, Context, Memory, Source, map_rows, select
 from regard.layers.record import Record
@@ -47,7 +47,6 @@ class FinishedHypotheses:
 
     @classmethod
     def empty(cls, sentences: int, size: int, device: torch.device) -> FinishedHypotheses:
-        """No hypotheses yet."""
         low = torch.full((sentences, size), -torch.inf, device=device)
         zeros = torch.zeros(sentences, size, dtype=torch.long, device=device)
         return cls(low, low, zeros, zeros.bool(), zeros[..., None][..., :0])
@@ -65,11 +64,9 @@ class FinishedHypotheses:
         return FinishedHypotheses(*(pick(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
 
     def select(self, sentences: Tensor) -> FinishedHypotheses:
-        """Those of these sentences."""
         return FinishedHypotheses(*(getattr(self, f.name)[sentences] for f in fields(self)))
 
     def n_best(self, sentence: int, count: int) -> list[Hypothesis]:
-        """The n-best list of a sentence."""
         columns = [getattr(self, f.name)[sentence].tolist() for f in fields(self)]
         return [
             Hypothesis(tuple(tokens[:length]), score, total, ended)
@@ -96,7 +93,7 @@ StepCallback = Callable[[Tensor, Candidates, Tensor], None]
 
 def search(
     network: Network,
-    prompts: Sequence[Sequence[int]],
+    prompts: Tokens,
     options: Options,
     *,
     eos: int,
@@ -124,17 +121,10 @@ class _Beams:
     """The state of a beam search: A active sentences with k beams each (one until the prompt is read)."""
 
     def __init__(
-        self,
-        network: Network,
-        prompts: Sequence[Sequence[int]],
-        options: Options,
-        eos: int,
-        limits: Sequence[int],
-        source: Source | None,
-        seeds: Sequence[int],
-        stopping_criterion: Callable[[list[int]], bool] | None,
+        self, network: Network, prompts: Tokens, options: Options, eos: int, limits: Sequence[int],
+        source: Source | None, seeds: Sequence[int], stopping_criterion: Callable[[list[int]], bool] | None,
         ablation: Ablation | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.network, self.options, self.eos, self.stopping_criterion = network, options, eos, stopping_criterion
         self.device = next(network.parameters()).device
         self.results: list[list[Hypothesis]] = [[EMPTY] for _ in prompts]
@@ -142,13 +132,12 @@ class _Beams:
         self.prompt_lengths = (self.prompt >= 0).sum(dim=1)
         self.limits = torch.tensor(list(limits), device=self.device)
         self.active = (self.limits > 0).nonzero().flatten()
-        sentences = len(self.active)
         self.beam = options.beam if options.temperature == 0 else 1
         self.propose = self._proposer(seeds)
         self.new_tokens, self.rows_per_sentence = 0, 1
-        self.finished = FinishedHypotheses.empty(sentences, self.beam, self.device)
-        self.tokens = torch.zeros(sentences, 1, 0, dtype=torch.long, device=self.device)
-        self.sums = torch.zeros(sentences, 1, device=self.device)
+        self.finished = FinishedHypotheses.empty(len(self.active), self.beam, self.device)
+        self.tokens = torch.zeros(len(self.active), 1, 0, dtype=torch.long, device=self.device)
+        self.sums = torch.zeros(len(self.active), 1, device=self.device)
         self.memory: Memory = None  # the KV cache
         self._set_prompts(source, ablation)
 
@@ -185,7 +174,6 @@ class _Beams:
         self.drop_finished(candidates.parents.gather(1, order))
 
     def candidates(self) -> Candidates:
-        """The candidates of this step."""
         log_probabilities = self.next_log_probabilities().unflatten(0, (len(self.active), self.rows_per_sentence))
         sums, parents, chosen = self.propose(log_probabilities, self.sums)
         self.new_tokens += 1
@@ -233,7 +221,6 @@ class _Beams:
         return read
 
     def constrain(self, logits: Tensor, history: Tensor) -> Tensor:
-        """RN under the options' constraints."""
         at_limit = None
         if self.options.forced_eos:
             at_limit = (self.new_tokens + 1 >= self.limits).repeat_interleave(self.rows_per_sentence)
@@ -272,8 +259,7 @@ class _Beams:
         if dropping:
             done = torch.ones(len(self.active), dtype=torch.bool, device=self.device).index_fill(0, stay, False)
             for index in done.nonzero().flatten().tolist():
-                found = self.finished.n_best(index, self.options.n_best)
-                self.results[int(self.active[index])] = found or [EMPTY]
+                self.results[int(self.active[index])] = self.finished.n_best(index, self.options.n_best) or [EMPTY]
         rows = torch.arange(len(self.active), device=self.device)[:, None] * self.rows_per_sentence + parents
         if dropping or self.beam > 1:
             self.memory = select(self.memory, rows[stay].flatten(), stay if dropping else None)

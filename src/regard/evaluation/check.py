@@ -18,7 +18,6 @@ from regard.decode.inputs import input_ids
 from regard.errors import DamagedFile, InputError, RunFailed
 from regard.evaluation.laws import LAWS, LEAST, Probe, gap
 from regard.layers.contract import StatesFacts
-from regard.models.model import Model
 from regard.schema import classes_of
 from regard.show.lsh import lsh_layers, measure_recall
 from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
@@ -81,6 +80,8 @@ def check_laws(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: 
     if not texts:
         raise InputError("no line holds a text (regard check). Name a file that holds text.")
     probes = [random_probe(model, seed), *text_probes(model, texts)]
+    # False if a part states that later tokens change earlier outputs: published LSH chunks.
+    incremental = all(part.facts.incremental for part in model.description.parts if isinstance(part, StatesFacts))
     for law in LAWS:
         lacking = law.lacks(model.description)
         if lacking is not None:
@@ -90,7 +91,7 @@ def check_laws(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: 
             errors = [error for probe in probes if (error := law.error(probe)) is not None]
         if errors:
             result = verdict(law.name, max(errors), law.allowed, law.measures)
-            yield drifting(result) if law.incremental and not _is_incremental(model.description) else result
+            yield drifting(result) if law.incremental and not incremental else result
         else:
             yield LawResult(law.name, "skipped", f"({law.nothing})")
     yield verdict("saving and loading changes nothing", saving(model, probes), 0.0)
@@ -103,11 +104,6 @@ def verdict(law: str, error: float, allowed: float, measures: str = "largest dif
     shown = f"{error:.1e}" if 0 < error < 1 else f"{error:g}"
     detail = f"{measures} {shown} (allowed {f'{allowed:.0e}' if allowed else '0'})"
     return LawResult(law, "holds" if error <= allowed else "BROKEN", detail, error, allowed)
-
-
-def _is_incremental(model: Model) -> bool:
-    """False if a part states that later tokens change earlier outputs: published LSH chunks."""
-    return all(part.facts.incremental for part in model.parts if isinstance(part, StatesFacts))
 
 
 def drifting(result: LawResult) -> LawResult:
@@ -135,11 +131,10 @@ def random_probe(model: LoadedModel, seed: int) -> Probe:
 def text_probes(model: LoadedModel, texts: Sequence[str]) -> Iterator[Probe]:
     """Texts as rows; a translator gets each text as source and as target, since no law measures quality."""
     source, target = model.tokenizer, model.target_tokenizer
-    both = model.network.shape == "encoder-decoder"
     for start in range(0, len(texts), _ROWS):
         some = texts[start : start + _ROWS]
         inputs = _side(model, "", [[target.bos, *ids] for ids in target.encode_batch(some)])
-        if both:
+        if model.network.shape == "encoder-decoder":
             inputs |= _side(model, "source_", [[*ids, source.eos] for ids in source.encode_batch(some)])
         yield _probe(model, inputs)
 
@@ -170,8 +165,7 @@ def saving(model: LoadedModel, probes: Sequence[Probe]) -> float:
     network, target = model.network, model.target_tokenizer
     tokenizers = model.tokenizer, None if target is model.tokenizer else target
     with TemporaryDirectory(prefix="regard-check-") as name:
-        folder = Path(name)
-        task = str(model.config.get("task", ""))
+        folder, task = Path(name), str(model.config.get("task", ""))
         write_description(folder, network, tokenizers, task=task, generation_config=model.generation_config)
         try:
             write_weights(folder, unique_parameters(network))

@@ -1,4 +1,4 @@
-"""Compare models on one text: quality with significance, by length too, size, speed and memory."""
+"""Compare models on one text: quality (with significance, and by length), size, speed and memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from regard.api import load
 from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import byte_lengths
+from regard.decode.generate import Progress
 from regard.decode.inputs import require_capability
 from regard.errors import DamagedFile, InputError, suggest
 from regard.evaluation.charts import Line, draw, panel, points, read_metrics, short
 from regard.evaluation.evaluate import require_fit
-from regard.evaluation.isolated import Job, Measured, Progress, measure_isolated
+from regard.evaluation.isolated import Job, Measured, measure_isolated
 from regard.evaluation.plan import amount
-from regard.evaluation.report import sample_lines
 from regard.evaluation.significance import (
-    SAMPLES,
-    SEED,
+    METHOD,
     BootstrapScore,
     Counted,
     Row,
@@ -45,7 +44,6 @@ from regard.show.trace import AttentionTrace
 TRANSLATING = {"exact": "exact match, %", "bleu": "BLEU", "chrf": "chrF"}
 READING = {"bits_per_byte": "bits per byte", "perplexity": "perplexity", "loss": "nats per token"}
 _NAME = 20  # characters of a model's name over a column
-_HOW = f"paired bootstrap, {SAMPLES:,} resamples, seed {SEED}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +116,7 @@ class Comparison:
     def notes(self) -> list[str]:
         """How the numbers were measured."""
         tested = any(score.p is not None for model in self.models for score in model.scores.values())
-        interval = f"±: half of the 95 % interval; p: of a difference from {self.models[0].name} ({_HOW})"
+        interval = f"±: half of the 95 % interval; p: of a difference from {self.models[0].name} ({METHOD})"
         work = "decoding" if self.translates else "reading"
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
         return [
@@ -132,10 +130,8 @@ class Comparison:
         kind = "lines" if self.translates else "documents"
         parts = [f"{self.corpus}: {self.texts:,} {kind}", self._scores(), self._costs()]
         for axis, rows in self.axes.items():
-            columns = [
-                (f"{self.titles[self.metric]} by {axis}", [row.name for row in rows]),
-                ("lines", [f"{row.lines:,}" for row in rows]),
-            ]
+            columns = [(f"{self.titles[self.metric]} by {axis}", [row.name for row in rows])]
+            columns.append(("lines", [f"{row.lines:,}" for row in rows]))
             for model, values in zip(self.models, self.values(axis)):
                 columns.append((short(model.name, _NAME), [f"{value:.2f}" for value in values]))
             parts.append(_table(columns))
@@ -151,14 +147,12 @@ class Comparison:
                 score["value"] = score["value"] if math.isfinite(score["value"]) else None
         plain["differing"] = [
             {
-                "line": line + 1,
-                "source": self.sources[line],
-                "reference": self.references[line],
+                "line": line + 1, "source": self.sources[line], "reference": self.references[line],
                 "translations": {model.name: model.translations[line] for model in self.models},
             }
             for line in self.differing
-        ]
-        return plain | {"significance": _HOW}
+        ]  # fmt: skip
+        return plain | {"significance": METHOD}
 
     def _scores(self) -> str:
         columns = [("model", [model.name for model in self.models])]
@@ -179,11 +173,8 @@ def _table(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
     """Columns under their titles, the first to the left, the rest to the right."""
     wide = [max(map(len, (title, *cells))) for title, cells in columns]
     rows = [[title for title, _ in columns], *zip(*(cells for _, cells in columns))]
-    lines = [
-        "  ".join([row[0].ljust(wide[0]), *(cell.rjust(width) for cell, width in zip(row[1:], wide[1:]))])
-        for row in rows
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    padded = ([row[0].ljust(wide[0]), *map(str.rjust, row[1:], wide[1:])] for row in rows)
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
 UNITS: dict[str, Callable[[str], int]] = {"words": lambda text: len(text.split()), "characters": len}
@@ -220,8 +211,7 @@ def compare(
     found = [measure_isolated(replace(job, folder=str(folder)), progress) for folder in folders]
     size = len(corpus) if job.translates else int(byte_lengths(corpus.sources).sum())
     bare = Comparison(
-        corpus=", ".join(corpus.names),
-        texts=len(corpus),
+        corpus=", ".join(corpus.names), texts=len(corpus), device=found[0].device, threads=found[0].threads,
         models=tuple(
             Contender(
                 name=name, folder=str(folder), parameters=parameters, training_speed=_training_speed(Path(folder)),
@@ -229,8 +219,6 @@ def compare(
             )
             for name, folder, parameters, one in zip(names, folders, sizes, found)
         ),
-        device=found[0].device,
-        threads=found[0].threads,
     )  # fmt: skip
     compared = _translations(bare, corpus, unit, metric) if job.translates else _readings(bare, corpus, found)
     return replace(compared, seconds=time.perf_counter() - start)
@@ -251,6 +239,14 @@ def distinct_names(folders: Sequence[str | Path]) -> list[str]:
         parts = [count + (names.count(name) > 1) for name, count in zip(names, parts)]
     shown = ["".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in name) for name in names]
     return [name if shown.count(name) == 1 else f"{name} ({number})" for number, name in enumerate(shown, 1)]
+
+
+def sample_lines(sources: Sequence[str]) -> list[int]:
+    """The indices of a short, a medium and a long source."""
+    indices = {source: index for index, source in reversed(list(enumerate(sources)))}
+    ordered = sorted(indices, key=len)
+    chosen = [indices[ordered[len(ordered) * part // 8]] for part in (2, 5, 7)] if ordered else []
+    return list(dict.fromkeys(chosen))
 
 
 @dataclass(frozen=True)
@@ -330,15 +326,11 @@ def _translations(bare: Comparison, corpus: Corpus, unit: str, metric: str | Non
         for number, model in enumerate(bare.models)
     )
     best = max(estimate.value for estimate in scores["exact"])
+    signatures = {name: kind.signature for name, kind in kinds.items() if kind.signature}
     return replace(
-        bare,
-        models=models,
-        metric=metric or ("exact" if best >= _EXACTLY else "chrf"),
-        signatures={name: kind.signature for name, kind in kinds.items() if kind.signature},
-        differing=_differing(bare, statistics),
-        sources=tuple(corpus.sources),
-        references=references,
-    )
+        bare, models=models, metric=metric or ("exact" if best >= _EXACTLY else "chrf"), signatures=signatures,
+        differing=_differing(bare, statistics), sources=tuple(corpus.sources), references=references,
+    )  # fmt: skip
 
 
 def _differing(bare: Comparison, statistics: Sequence[Counted]) -> tuple[int, ...]:
@@ -359,12 +351,8 @@ def _readings(bare: Comparison, corpus: Corpus, found: Sequence[Measured]) -> Co
     models = []
     for model, one, estimate in zip(bare.models, found, paired(counts, bits)):
         loss = sum(one.losses) / one.tokens
-        scores = {
-            "bits_per_byte": estimate,
-            "perplexity": BootstrapScore(perplexity(loss)),
-            "loss": BootstrapScore(loss),
-        }
-        models.append(replace(model, scores=scores))
+        per_token = {"perplexity": BootstrapScore(perplexity(loss)), "loss": BootstrapScore(loss)}
+        models.append(replace(model, scores={"bits_per_byte": estimate, **per_token}))
     return replace(bare, models=tuple(models))
 
 

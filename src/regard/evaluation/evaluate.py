@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,24 +22,16 @@ from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.encode import encode_texts
-from regard.decode.classify import (
-    NO_TAG,
-    LabelPrediction,
-    NumberPrediction,
-    Prediction,
-    TagPrediction,
-    Text,
-    label_names,
-)
+from regard.decode.classify import NO_TAG, LabelPrediction, NumberPrediction, Prediction, TagPrediction, label_names
 from regard.decode.generate import Progress
 from regard.decode.inputs import capabilities
 from regard.decode.options import Options
 from regard.errors import InputError, suggest
 from regard.evaluation.charts import ACCENT, QUIET, Line, draw, panel
 from regard.evaluation.significance import Row, by_group, by_length, counted, is_numbered, metrics
-from regard.evaluation.sliding_window import Segments, SlidingWindow, read_documents, reading_mode
+from regard.evaluation.sliding_window import read_documents, reading_mode
 from regard.metrics import Quality, agreement, bits_per_byte, correlation, perplexity, quality
-from regard.training.validate import summed_loss
+from regard.training.validate import predict
 
 _LABELS_SHOWN = 40
 
@@ -89,36 +81,33 @@ class LabelEvaluation:
         return "\n".join(lines)
 
 
-def evaluate_labels(
-    model: LoadedModel, corpus: Corpus, *, progress: Callable[[float], None] = lambda done: None
-) -> LabelEvaluation:
+def evaluate_labels(model: LoadedModel, corpus: Corpus, *, progress: Progress = lambda done: None) -> LabelEvaluation:
     """Compare predicted labels, numbers or tags with the targets: accuracy, F1, correlations."""
     start = time.perf_counter()
     assert corpus.targets is not None
-    lines = [index for index, target in enumerate(corpus.targets) if target.strip()]
-    if not lines:
+    references = {line: target.strip() for line, target in enumerate(corpus.targets) if target.strip()}
+    if not references:
         raise InputError(f"{corpus.names[-1]} holds no label. Name a file with one per line.")
-    progress(len(corpus) - len(lines))
-    predictions = model.classify(_texts(corpus, lines), progress=progress)
-    references = [corpus.targets[index].strip() for index in lines]
-    dropped = {"no label": len(corpus) - len(lines)} if len(lines) < len(corpus) else {}
+    lines, missing = len(references), len(corpus) - len(references)
+    progress(missing)
+    predictions = model.classify(_texts(corpus, [*references]), progress=progress)
+    dropped = {"no label": missing} if missing else {}
     if model.description.readout.outputs == "numbers":
-        numbers = np.array([_number(corpus, index, text) for index, text in zip(lines, references)])
+        numbers = np.array([_number(corpus, line, text) for line, text in references.items()])
         found = np.array([one.number for one in predictions if isinstance(one, NumberPrediction)])
         scores = {**correlation(found, numbers), "mean squared error": float(((found - numbers) ** 2).mean())}
         return LabelEvaluation(
-            scores=scores, lines=len(lines), predictions=len(lines), dropped=dropped,
-            seconds=time.perf_counter() - start,
-        )  # fmt: skip
+            scores=scores, lines=lines, predictions=lines, dropped=dropped, seconds=time.perf_counter() - start
+        )
     names = [*label_names(model.network), NO_TAG]
-    predicted, expected = _label_ids(corpus, lines, predictions, references, names)
+    predicted, expected = _label_ids(corpus, references, predictions, names)
     return LabelEvaluation(
-        scores=agreement(predicted, expected), lines=len(lines), predictions=len(predicted), dropped=dropped,
+        scores=agreement(predicted, expected), lines=lines, predictions=len(predicted), dropped=dropped,
         by_label=_by_label(predicted, expected, names), seconds=time.perf_counter() - start,
     )  # fmt: skip
 
 
-def _texts(corpus: Corpus, lines: Sequence[int]) -> list[Text]:
+def _texts(corpus: Corpus, lines: Sequence[int]) -> list[str] | list[tuple[str, str]]:
     """The texts of some lines, or the pairs of texts."""
     if not corpus.paired_sources:
         return [corpus.sources[line] for line in lines]
@@ -130,17 +119,13 @@ def _texts(corpus: Corpus, lines: Sequence[int]) -> list[Text]:
 
 
 def _label_ids(
-    corpus: Corpus,
-    lines: Sequence[int],
-    predictions: Sequence[Prediction],
-    references: Sequence[str],
-    names: Sequence[str],
+    corpus: Corpus, references: Mapping[int, str], predictions: Sequence[Prediction], names: Sequence[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """The ids of all predicted labels, and of the expected ones."""
     predicted: list[int] = []
     expected: list[int] = []
     ids = {name: number for number, name in enumerate(names)}
-    for line, one, text in zip(lines, predictions, references):
+    for (line, text), one in zip(references.items(), predictions):
         wanted = text.split() if isinstance(one, TagPrediction) else [text]
         given = one.tags if isinstance(one, TagPrediction) else (one.label,) if isinstance(one, LabelPrediction) else ()
         if len(wanted) != len(given):
@@ -216,29 +201,21 @@ class Evaluation:
 
     def text(self) -> str:
         """All numbers for a terminal."""
-        parts = [[*self._quality_lines(), *self._loss_lines(), f"time    {self.seconds:.1f} s"]]
-        if self.by_length:
-            parts.append(_table("source length in tokens", self.by_length))
-        parts += [_table(name, rows) for name, rows in self.groups.items()]
-        return "\n\n".join("\n".join(lines) for lines in parts)
-
-    def _quality_lines(self) -> list[str]:
-        found = self.quality
-        if found is None:
-            return []
-        return [
-            f"exact   {found.exact:.2f} % of {found.lines:,} lines",
-            f"BLEU    {found.bleu:.2f}   {found.bleu_signature}",
-            f"chrF    {found.chrf:.2f}   {found.chrf_signature}",
-        ]
-
-    def _loss_lines(self) -> list[str]:
-        dropped = [f"        no loss for {count:,} lines: {reason}" for reason, count in self.dropped.items()]
+        found, lines = self.quality, []
+        if found is not None:
+            lines = [
+                f"exact   {found.exact:.2f} % of {found.lines:,} lines",
+                f"BLEU    {found.bleu:.2f}   {found.bleu_signature}",
+                f"chrF    {found.chrf:.2f}   {found.chrf_signature}",
+            ]
+        loss = f"{self.loss:.4f} nats per token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}"
         bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
-        loss = (
-            f"loss    {self.loss:.4f} nats per token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}{bits}"
-        )
-        return [loss, *dropped]
+        lines.append(f"loss    {loss}{bits}")
+        lines += [f"        no loss for {count:,} lines: {reason}" for reason, count in self.dropped.items()]
+        lines.append(f"time    {self.seconds:.1f} s")
+        tables = ({"source length in tokens": self.by_length} if self.by_length else {}) | self.groups
+        parts = [lines, *(_table(title, rows) for title, rows in tables.items())]
+        return "\n\n".join(map("\n".join, parts))
 
 
 def evaluate(
@@ -263,12 +240,12 @@ def evaluate(
         raise InputError("only a language model uses a sliding window. Leave out --window and --stride.")
     if corpus.targets is not None:
         evaluation = _measured(model, corpus, Translation(model.network.max_positions or _UNBOUNDED))
-        hypotheses = tuple(
-            answers[0].text for answers in model.translations(corpus.sources, options, progress=progress)
-        )
-        evaluation = _with_quality(evaluation, model, corpus, hypotheses)
+        answers = model.translations(corpus.sources, options, progress=progress)
+        evaluation = _with_quality(evaluation, model, corpus, tuple(found[0].text for found in answers))
     elif model.network.shape == "decoder":
-        evaluation = _read(model, corpus, reading_mode(model, window, stride), progress)
+        samples = LanguageModel().samples(corpus, (model.tokenizer, None))
+        losses, tokens = read_documents(model, samples.stream, reading_mode(model, window, stride), progress=progress)
+        evaluation = _from_loss(float(losses.sum()), tokens, samples)
     else:
         evaluation = replace(_measured(model, corpus, _pretraining_task(model)), bits_per_byte=None)
         progress(len(corpus))
@@ -304,17 +281,8 @@ def _measured(
     """The loss of a corpus."""
     plain = task.samples(corpus, (model.tokenizer, model.target_tokenizer))
     samples = with_characters(plain, model.tokenizer, model.description.embed.characters)
-    total, tokens = summed_loss(model.network, samples, _BATCH_TOKENS)
-    return _from_loss(total, tokens, samples)
-
-
-def _read(
-    model: LoadedModel, corpus: Corpus, mode: SlidingWindow | Segments, progress: Progress
-) -> Evaluation:  # fmt: skip
-    """The loss of documents, with a sliding window or in segments."""
-    samples = LanguageModel().samples(corpus, (model.tokenizer, None))
-    losses, tokens = read_documents(model, samples.stream, mode, progress=progress)
-    return _from_loss(float(losses.sum()), tokens, samples)
+    found = predict(model.network, samples, _BATCH_TOKENS, predictions=False)
+    return _from_loss(found.loss, found.targets, samples)
 
 
 def _from_loss(total: float, tokens: int, samples: Samples) -> Evaluation:

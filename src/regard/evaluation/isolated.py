@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -17,12 +17,12 @@ import torch
 from regard.api import LoadedModel, load
 from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
+from regard.decode.generate import Progress
 from regard.errors import DamagedFile, InputError, RegardError, RunFailed
 from regard.evaluation.sliding_window import document_losses
 from regard.models.device import choose_device
-from regard.training.memory import is_out_of_memory, peak
-
-Progress = Callable[[float], None]
+from regard.training.memory import peak
+from regard.training.step import is_out_of_memory
 
 _KINDS = {kind.exit_code: kind for kind in (InputError, DamagedFile)}
 _KILLED = -9
@@ -95,10 +95,9 @@ def measure(job: Job, progress: Progress) -> Measured:
     """Measure in this process."""
     if job.threads is not None:
         torch.set_num_threads(job.threads)
-    device = choose_device(job.device)
-    parts = read_parts(*job.parts)
-    found: list[Measured] = []
+    device, parts = choose_device(job.device), read_parts(*job.parts)
     work = _translate if job.translates else _read
+    found: list[Measured] = []
 
     def whole() -> None:
         found.append(work(load(job.folder, device=job.device, parts=parts), job, progress))

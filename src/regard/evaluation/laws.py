@@ -145,13 +145,12 @@ def unequal_prompts(probe: Probe) -> float:
         parts.append(states)
     found = read_out(network, torch.cat(parts, dim=1))
     real = torch.cat([padding, padding.new_ones(rows, ids.shape[1] - half)], dim=1)
-    worst = 0.0
+    errors = []
     for row in range(rows):
         context = Context(source=select(source, torch.tensor([row], device=ids.device)))
-        worst = max(
-            worst, gap(found[row, real[row]], decoder_logits(network, ids[row : row + 1, real[row]], context)[0])
-        )
-    return worst
+        alone = decoder_logits(network, ids[row : row + 1, real[row]], context)[0]
+        errors.append(gap(found[row, real[row]], alone))
+    return max(errors)
 
 
 def causality(probe: Probe) -> float:
@@ -212,19 +211,16 @@ def weights_sum_to_one(probe: Probe) -> float | None:
     """The worst of: a row's sum minus one, the weight on masked keys, the most negative weight."""
     record = Record()
     probe.hidden_states(record)
+    # Local-p scales weights down after the softmax, so that they sum to at most one.
+    exactly = all(facts_of(part).weights_sum_to_one for part in probe.network.description.parts)
     worst = 0.0
     for name in record.rows:
         matrix = record.matrix(name)
         more = matrix.sum(-1) - 1
-        missing = more.abs() if _sum_to_one(probe.network.description) else more
+        missing = more.abs() if exactly else more
         off = torch.stack([missing.max(), matrix[~_visible(probe, name, matrix)].sum(), -matrix.min()])
         worst = max(worst, float(off.max()) if bool(off.isfinite().all()) else math.inf)
     return worst if record.rows else None
-
-
-def _sum_to_one(model: Model) -> bool:
-    """False for local-p, which scales weights down after the softmax, so that they sum to at most one."""
-    return all(facts_of(part).weights_sum_to_one for part in model.parts)
 
 
 def _visible(probe: Probe, name: str, matrix: Tensor) -> Tensor:
@@ -420,7 +416,7 @@ class Law:
 
 LAWS = (
     Law("every weight is a finite number", finite_weights, allowed=0, measures="weights that are not"),
-    Law("stepping with memory equals reading at once", incremental_decoding, "decoder", incremental=True),
+    Law("decoding step by step equals one forward pass", incremental_decoding, "decoder", incremental=True),
     Law("prompts of unequal length continue as if alone", unequal_prompts, "decoder", incremental=True),
     Law("the future does not change the past", causality, "decoder", allowed=1e-6, incremental=True),
     Law("padding on the right changes nothing", right_padding, incremental=True),
@@ -429,11 +425,11 @@ LAWS = (
     Law("a sentence gets the same answer alone and in any batch", batch_invariance, incremental=True),
     Law("a search finds the same alone and in any batch", search_in_batch, "tokens", 0, "results that differ", True),
     Law("rows of memory can be repeated, reordered, dropped", memory_rows, "decoder"),
-    Law("looking changes nothing", recording_changes_nothing, allowed=0),
-    Law("weights sum to one over what is seen", weights_sum_to_one),
+    Law("recording changes nothing", recording_changes_nothing, allowed=0),
+    Law("attention weights sum to one over visible keys", weights_sum_to_one),
     Law("what is shown is what was used", recorded_weights_are_used, incremental=True),
-    Law("stepping records what reading at once does", stepwise_record, "decoder", incremental=True),
-    Law("a source without tokens hurts nobody", empty_source, "source"),
+    Law("decoding step by step records what one forward pass does", stepwise_record, "decoder", incremental=True),
+    Law("a source without tokens changes no other row", empty_source, "source"),
     Law("packed documents do not see each other", packed_documents, "one text", incremental=True),
     Law("gradients are those of the loss", gradients, nothing=f"more than {_MOST_PARAMETERS:,} parameters"),
 )

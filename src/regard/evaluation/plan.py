@@ -1,4 +1,4 @@
-"""Estimate a run before training: parameters, memory, speed and time, and what to change if it does not fit."""
+"""Estimate a run before training: parameters, memory, speed and time, and what to change if memory is too small."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from regard.config.recipe import Recipe
 from regard.config.setup import Setup, read_setup
 from regard.models.model import Network
 from regard.training.log import span
-from regard.training.probe import SHARE, Memory, Probe, first_epoch, largest_batch
+from regard.training.memory import SHARE, Memory, Probe, first_epoch, largest_batch
 
 _SECONDS = 12.0  # spent on timed steps
 

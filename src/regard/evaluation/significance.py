@@ -33,13 +33,11 @@ def metrics(references: Sequence[str]) -> dict[str, Metric]:
     from sacrebleu.metrics.chrf import CHRF
 
     def matches(hypotheses: Sequence[str]) -> Counts:
-        return np.array(
-            [[hypothesis == reference, 1] for hypothesis, reference in zip(hypotheses, references)], dtype=np.float64
-        )
+        return np.array([[one == other, 1] for one, other in zip(hypotheses, references)], dtype=np.float64)
 
     wrapped = [list(references)]
     return {
-        "exact": Metric(matches, _share),
+        "exact": Metric(matches, lambda sums: float(100 * sums[0] / sums[1])),
         "bleu": _sacrebleu(BLEU(references=wrapped)),
         "chrf": _sacrebleu(CHRF(references=wrapped)),
     }
@@ -107,10 +105,6 @@ def is_numbered(names: Sequence[str]) -> bool:
     return all(name.isdecimal() for name in names)
 
 
-def _share(sums: Counts) -> float:
-    return float(100 * sums[0] / sums[1])
-
-
 def _sacrebleu(metric: Any) -> Metric:
     """A metric of sacreBLEU that holds its references."""
 
@@ -124,6 +118,7 @@ def _sacrebleu(metric: Any) -> Metric:
 
 
 SAMPLES, SEED = 1000, 12345  # as in sacreBLEU
+METHOD = f"paired bootstrap, {SAMPLES:,} resamples, seed {SEED}"
 _TIE = 1e-9
 
 

@@ -5,7 +5,6 @@ A model with constant memory (a recurrent state, a bounded KV cache) reads each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from regard.api import LoadedModel
-from regard.data.batching import BatchSampler
-from regard.data.draws import Indices
+from regard.data.batching import BatchSampler, Indices
 from regard.data.read.corpus import Corpus
 from regard.data.tasks.language_model import LanguageModel
 from regard.data.tokenize.encode import TokenRows, padding_mask, ragged_indices
@@ -23,6 +21,8 @@ from regard.decode.score import log_probabilities
 from regard.errors import InputError
 from regard.layers.contract import CarriedMemory, select
 from regard.store.loading import TRAINED_LENGTH
+
+Losses = NDArray[np.float64]
 
 _BATCH_TOKENS = 8192
 _WINDOW = 512  # of a language model that reads any length
@@ -61,7 +61,7 @@ class SlidingWindow:
 
         With them, the document of each window, and how many of its first targets an earlier window predicted.
         """
-        targets = np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0)
+        targets = _targets(documents)
         counts = np.where(targets > 0, 1 + np.maximum(0, -(-(targets - self.length) // self.stride)), 0)
         owners, numbers = ragged_indices(counts)
         starts = numbers * self.stride
@@ -84,7 +84,7 @@ def reading_mode(model: LoadedModel, length: int | None = None, stride: int | No
     return SlidingWindow.of(model, length, stride)
 
 
-def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.float64], int]:
+def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[Losses, int]:
     """The summed cross entropy of each document, read as `evaluate` does, and the number of tokens."""
     documents = LanguageModel().samples(corpus, (model.tokenizer, None)).stream
     return read_documents(model, documents, reading_mode(model))
@@ -92,28 +92,31 @@ def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[NDArray[np.floa
 
 def read_documents(
     model: LoadedModel, documents: TokenRows, mode: SlidingWindow | Segments, *, progress: Progress = lambda done: None
-) -> tuple[NDArray[np.float64], int]:
+) -> tuple[Losses, int]:
     """The summed cross entropy of each document, and the number of tokens.
 
     `progress` counts documents, in fractions: a long document advances it token by token.
     """
-    count, tokens = len(documents.lengths), int(np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0).sum())
+    count, tokens = len(documents.lengths), int(_targets(documents).sum())
 
-    def advance(new: int) -> None:
+    def advance(new: float) -> None:
         progress(count * new / tokens)
 
     read = _in_segments if isinstance(mode, Segments) else _in_windows
-    result = read(model, documents, mode, advance)  # type: ignore[arg-type]
+    losses = read(model, documents, mode, advance)  # type: ignore[arg-type]
     if not tokens:
         progress(count)
-    return result
+    return losses, tokens
 
 
-def _in_segments(
-    model: LoadedModel, documents: TokenRows, mode: Segments, advance: Callable[[int], None]
-) -> tuple[NDArray[np.float64], int]:
+def _targets(documents: TokenRows) -> Indices:
+    """The number of tokens to predict in each document: all but the first."""
+    return np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0)
+
+
+def _in_segments(model: LoadedModel, documents: TokenRows, mode: Segments, advance: Progress) -> Losses:
     """Read documents side by side, the longest first; a finished document leaves the batch."""
-    lengths = np.maximum(np.asarray(documents.lengths, dtype=np.int64) - 1, 0)
+    lengths = _targets(documents)
     losses, order = np.zeros(len(lengths)), np.argsort(-lengths, kind="stable")
     rows = max(1, _BATCH_TOKENS // mode.length)
     with torch.inference_mode():
@@ -130,12 +133,12 @@ def _in_segments(
                     piece = TokenRows(documents.tokens, starts, np.minimum(left, mode.length) + 1)
                     np.add.at(losses, *_token_losses(model, piece, unfinished, carried))
                     advance(int((piece.lengths - 1).sum()))
-    return losses, int(lengths.sum())
+    return losses
 
 
 def _token_losses(
     model: LoadedModel, rows: TokenRows, owners: Indices, carried: CarriedMemory | None, known: Indices | int = 0
-) -> tuple[Indices, NDArray[np.float64]]:
+) -> tuple[Indices, Losses]:
     """The document and the loss of each token of some rows, without the first `known` of each row."""
     every, lengths = np.arange(len(owners)), np.asarray(rows.lengths) - 1
     padding = padding_mask("padding", lengths).get("padding")
@@ -144,24 +147,20 @@ def _token_losses(
     columns = np.arange(targets.shape[1])
     new = (columns >= np.asarray(known).reshape(-1, 1)) & (columns < lengths[:, None])
     wanted = torch.from_numpy(new)
-    states = model.network.hidden_states(
-        ids, padding=None if padding is None else padding.to(model.device), carried=carried
-    )
+    padding = None if padding is None else padding.to(model.device)
+    states = model.network.hidden_states(ids, padding=padding, carried=carried)
     values = log_probabilities(model.network, states[wanted.to(model.device)], targets[wanted].to(model.device))
     return owners[np.nonzero(new)[0]], -values.double().cpu().numpy()
 
 
-def _in_windows(
-    model: LoadedModel, documents: TokenRows, window: SlidingWindow, advance: Callable[[int], None]
-) -> tuple[NDArray[np.float64], int]:
+def _in_windows(model: LoadedModel, documents: TokenRows, window: SlidingWindow, advance: Progress) -> Losses:
     """Read windows over documents, from short to long."""
     rows, owners, known = window.cut(documents)
-    losses, tokens = np.zeros(len(documents.lengths)), 0
+    losses = np.zeros(len(documents.lengths))
     with torch.inference_mode():
         for some in BatchSampler(np.asarray(rows.lengths)[:, None] - 1, _BATCH_TOKENS, seed=0).in_order():
             piece = TokenRows(rows.tokens, rows.starts[some], rows.lengths[some])
             of, lost = _token_losses(model, piece, owners[some], None, known[some])
             np.add.at(losses, of, lost)
-            tokens += len(lost)
             advance(len(lost))
-    return losses, tokens
+    return losses

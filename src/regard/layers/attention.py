@@ -8,16 +8,19 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard import messages
 from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, write_memory
-from regard.layers.linear import linear
+from regard.layers.feedforward import linear
 from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
-from regard.layers.patterns import Full, Pattern, SelfPattern, self_pattern, source_pattern
+from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
 from regard.layers.positions import AttentionPosition, Position, require_attached
 from regard.layers.record import AttentionWeights, Rows, ScoreInputs
 from regard.layers.scores import Dot, Score, ScoreFunction
+
+SourceKeys = Shared[tuple[Tensor, Tensor]]
+"""The source's projected keys BHSK and its values BHSV. All beams of a sentence share them."""
 
 _LONG = 1 << 16  # tokens, from which queries, keys and values are projected one by one
 
@@ -40,7 +43,6 @@ class SelfAttention:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         pattern = self_pattern(self.pattern)
         return Facts(
             self.heads, pattern.causal, self.position, adds_position_bias=True, incremental=pattern.incremental,
@@ -48,7 +50,6 @@ class SelfAttention:
         )  # fmt: skip
 
     def build(self, width: int, source_width: int | None = None) -> SelfAttentionLayer:
-        """The module for a stream of this width."""
         return SelfAttentionLayer(self, width)
 
 
@@ -91,13 +92,11 @@ class SelfAttentionLayer(Sublayer):
         return self.out(merge_heads(y)), memory if context.remember else None
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
-        """BTD -> queries, keys, values.
-
-        Those of long texts are projected one by one: the backward pass then never holds a fused gradient and its parts.
-        """
+        """BTD -> queries, keys, values."""
         if x.shape[1] < _LONG:
             fused: Tensor = self.query_key_value(x)
             return fused.chunk(3, dim=-1)
+        # One by one, so that the backward pass never holds a fused gradient and its parts.
         weights, biases = self.query_key_value.weight.chunk(3), self.query_key_value.bias
         parts = 3 * (None,) if biases is None else biases.chunk(3)
         return [F.linear(x, weight, bias) for weight, bias in zip(weights, parts)]
@@ -112,10 +111,7 @@ class SelfAttentionLayer(Sublayer):
             return None, True
         if plain and queries == 1 and not isinstance(context.start, Tensor):
             return None, False
-        mask = self.pattern.mask(context.slots(queries, keys.device), keys)
-        mask = None if mask is None else (mask[:, None] if mask.dim() == 3 else mask)
-        if fresh and context.document is not None:
-            mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
+        mask = visible_keys(self.pattern, queries, keys, context, fresh)
         if not self.pattern.causal and context.padding is not None:
             mask = both(mask, context.padding[:, None, None, :])
         return mask, False
@@ -137,11 +133,9 @@ class CrossAttention:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         return Facts(self.heads, packs=True, weights_sum_to_one=source_pattern(self.pattern).weights_sum_to_one)
 
     def build(self, width: int, source_width: int | None = None) -> CrossAttentionLayer:
-        """The module for a stream of this width over a source of that width."""
         return CrossAttentionLayer(self, width, source_width or width)
 
 
@@ -158,19 +152,28 @@ class CrossAttentionLayer(Sublayer):
         self.query.weight.data *= self.score.init_gain
         self.source_mask = source_pattern(description.pattern).source_mask(width)
 
-    def forward(
-        self, x: Tensor, context: Context, memory: Shared[tuple[Tensor, Tensor]] | None = None
-    ) -> tuple[Tensor, Memory]:
+    def forward(self, x: Tensor, context: Context, memory: SourceKeys | None = None) -> tuple[Tensor, Memory]:
         assert context.source is not None
         if memory is None:
             k, v = (split_heads(part, self.heads) for part in self.key_value(context.source.states).chunk(2, dim=-1))
             memory = Shared((self.score.keys(k), v))
-        k, v = memory.tree
-        queries, slots = fold_beams(x, context.slots(x.shape[1], x.device), k.shape[0])
-        mask, factor = self.source_mask(queries, slots, context.source)
-        q = self.score.queries(split_heads(self.query(queries), self.heads))
-        y = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(x), out=self.out.weight)
-        return self.out(merge_heads(y).reshape(*x.shape[:2], -1)), memory if context.remember else None
+        slots, out = context.slots(x.shape[1], x.device), self.out.weight
+        y = attend_source(self.score, self.source_mask, x, slots, memory, context, query=self.query, out=out)
+        return self.out(y), memory if context.remember else None
+
+
+def attend_source(
+    score: ScoreFunction, source_mask: SourceMask, x: Tensor, slots: Tensor, keys: SourceKeys, context: Context, *,
+    query: nn.Module | None = None, out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """RTD in slots (R)T -> RTV: attention over the source; a sentence's beams are more queries to the same keys."""
+    assert context.source is not None
+    (k, v), (rows, length) = keys.tree, x.shape[:2]
+    folded, slots = (part.reshape(len(k), -1, *part.shape[2:]) for part in (x, slots.expand(rows, length)))
+    mask, factor = source_mask(folded, slots, context.source)
+    q = score.queries(split_heads(folded if query is None else query(folded), k.shape[1]))
+    y = attend(score, q, k, v, mask, context, factor=factor, rows=rows, out=out)
+    return merge_heads(y).reshape(rows, length, -1)
 
 
 def attend(
@@ -216,15 +219,12 @@ class ScoredWeights(AttentionWeights):
 
     @property
     def queries(self) -> int:
-        """The number of queries in each row."""
         return self.query.shape[2] // self.beams
 
     def head(self, number: int) -> Rows:
-        """The weights of one head, as a function of a slice of queries."""
         return lambda queries: self.compute(queries, slice(number, number + 1))[:, 0]
 
     def weights(self, queries: slice) -> Tensor:
-        """-> BHtS: the weights of a slice of queries."""
         return self.compute(queries, slice(None))
 
     def compute(self, queries: slice, heads: slice) -> Tensor:
@@ -253,7 +253,6 @@ class ScoredWeights(AttentionWeights):
         return chosen.flatten(2, 3)
 
     def score_inputs(self) -> ScoreInputs | None:
-        """What the scores are computed from."""
         # Keys are not copied: a recurrent decoder records every step, and all steps are to share the same keys.
         keys = self.key if self.beams == 1 else self.key.repeat_interleave(self.beams, 0)
         keys = F.pad(keys, (0, 0, self.first, 0)) if self.first else keys
@@ -286,9 +285,7 @@ def ablate(y: Tensor, context: Context) -> Tensor:
     return y if mask is None else y * mask.to(y)[:, None, None]
 
 
-def attention_weights(
-    score: ScoreFunction, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None
-) -> Tensor:  # fmt: skip
+def attention_weights(score: ScoreFunction, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None) -> Tensor:
     """-> BHTS: the softmax of the scores over visible keys."""
     scores = score.compare(q, k)
     return masked_softmax(scores if bias is None else scores + bias, mask)
@@ -310,16 +307,18 @@ def kernel_mask(mask: Tensor | None, bias: Tensor | None, q: Tensor) -> Tensor |
     return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
 
 
+def visible_keys(pattern: SelfPattern, queries: int, keys: Tensor, context: Context, fresh: bool) -> Tensor | None:
+    """-> TS or (1|B)1TS: the keys in these slots that the pattern and packed documents leave visible; None: all."""
+    mask = pattern.mask(context.slots(queries, keys.device), keys)
+    mask = mask[:, None] if mask is not None and mask.dim() == 3 else mask
+    if fresh and context.document is not None:
+        mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
+    return mask
+
+
 def both(one: Tensor | None, other: Tensor) -> Tensor:
     """The keys that are visible in both masks."""
     return other if one is None else one & other
-
-
-def fold_beams(x: Tensor, slots: Tensor, sentences: int) -> tuple[Tensor, Tensor]:
-    """Rows RTD in slots (R)T -> B, beams * T, D and slots: a sentence's beams are more queries to the same keys."""
-    rows, queries = x.shape[:2]
-    slots = slots.expand(rows, queries)
-    return x.reshape(sentences, -1, x.shape[-1]), slots.reshape(sentences, -1)
 
 
 def unfold_beams(folded: Tensor, beams: int) -> Tensor:

@@ -9,15 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.attention import attend, fold_beams
+from regard.layers.attention import SourceKeys, attend_source
 from regard.layers.contract import Context, Facts, Shared, Source, Sublayer
-from regard.layers.linear import linear
+from regard.layers.feedforward import linear
 from regard.layers.patterns import Full, Pattern, source_pattern
 from regard.layers.recurrent import LSTM, Cell, InitialState, Projected, State, States, initial_bias
 from regard.layers.scores import Additive, Score
-
-SourceKeys = Shared[tuple[Tensor, Tensor]]
-"""The source's projected keys BHSK and its annotations h_j BHSV, which are the values. All beams share them."""
 
 
 class SourceAttention(nn.Module):
@@ -29,20 +26,14 @@ class SourceAttention(nn.Module):
         self.source_mask = source_pattern(pattern).source_mask(width)
 
     def keys(self, source: Source) -> SourceKeys:
-        """The keys and values of a source: they are projected once, not at every step."""
+        """The keys of a source, projected once, not at every step, and its annotations h_j, which are the values."""
         values = source.states[:, None]
         return Shared((self.score.keys(values), values))
 
     def forward(self, states: Tensor, slots: Tensor, keys: SourceKeys, context: Context) -> Tensor:
         """Decoder states RTD in slots (R)T -> RTV, the context vectors `c_i = sum_j alpha_ij h_j`."""
-        assert context.source is not None
-        k, v = keys.tree
-        queries, slots = fold_beams(states, slots, k.shape[0])
-        mask, factor = self.source_mask(queries, slots, context.source)
-        q = self.score.queries(queries[:, None])
         # alpha_i = softmax_j(e_ij), where e_ij = score(query i, h_j)
-        c = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(states))
-        return c.reshape(*states.shape[:2], -1)
+        return attend_source(self.score, self.source_mask, states, slots, keys, context)
 
 
 @dataclass(frozen=True)
@@ -58,11 +49,9 @@ class AttentionalVector:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         return Facts(heads=1, packs=True, weights_sum_to_one=source_pattern(self.pattern).weights_sum_to_one)
 
     def build(self, width: int, source_width: int | None = None) -> AttentionalVectorLayer:
-        """The module for a stream of this width over a source of that width."""
         return AttentionalVectorLayer(self, width, source_width or width)
 
 
@@ -106,11 +95,9 @@ class AttentionDecoder:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         return Facts(heads=1, weights_sum_to_one=source_pattern(self.pattern).weights_sum_to_one)
 
     def build(self, width: int, source_width: int | None = None) -> AttentionDecoderLayer:
-        """The module for a stream of this width over a source of that width."""
         layer = BahdanauDecoder if self.attend == "before" else LuongDecoder
         return layer(self, width, source_width or width)
 

@@ -57,7 +57,6 @@ class LSTMP(nn.LSTM):
     bias_hh_l0: Tensor
 
     def forward(self, *arguments: Any) -> Any:
-        """As torch.nn.LSTM."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
             return super().forward(*arguments)
@@ -93,17 +92,13 @@ def _clip(x: Tensor, bound: float | None) -> Tensor:
 
 @dataclass(frozen=True)
 class BidirectionalLSTM:
-    """One layer of the biLM: a forward LSTM over the first half of the width, a backward LSTM over the second.
-
-    `skip`: a residual connection, as in every layer of ELMo but the first (Peters 2018).
-    """
+    """One layer of the biLM: a forward LSTM over the first half of the width, a backward LSTM over the second."""
 
     cell: ProjectedLSTM
-    skip: bool = False
+    skip: bool = False  # a residual connection, as in every layer of ELMo but the first (Peters 2018)
     name: ClassVar[str] = "bidirectional_lstm"
 
     def build(self, width: int, source_width: int | None = None) -> BidirectionalLSTMLayer:
-        """The module for a stream of this width."""
         if width % 2:
             raise InputError(f"a bidirectional LSTM needs an even width, got {width}. Try {width + 1}.")
         return BidirectionalLSTMLayer(self, width // 2)
@@ -120,12 +115,7 @@ class BidirectionalLSTMLayer(Sublayer):
         if context.remember:
             raise InputError("a bidirectional model cannot generate token by token: it also reads from the right.")
         lengths = None if context.padding is None else context.padding.sum(1)
+        zeros = State(x.new_zeros(len(x), x.shape[2] // 2), x.new_zeros(len(x), self.inner))
         halves = zip(self.directions, x.chunk(2, dim=-1))
-        y = torch.cat([self.run(direction, half, lengths) for direction, half in halves], dim=-1)
+        y = torch.cat([direction(half, zeros, lengths, False)[0] for direction, half in halves], dim=-1)
         return x + y if self.skip else y, None
-
-    def run(self, direction: nn.Module, half: Tensor, lengths: Tensor | None) -> Tensor:
-        """BTD -> BTD: one direction over its half of the width."""
-        zeros = State(half.new_zeros(len(half), half.shape[2]), half.new_zeros(len(half), self.inner))
-        y: Tensor = direction(half, zeros, lengths, False)[0]
-        return y

@@ -18,11 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.attention import attend, fold_beams
+from regard.layers.attention import SourceKeys, attend_source
 from regard.layers.contract import Context, Facts, Memory, Shared, Source, Sublayer
+from regard.layers.feedforward import linear
 from regard.layers.join import Joined, SequentialJoin
-from regard.layers.linear import linear, normal_table
 from regard.layers.patterns import Full, Pattern, source_pattern
+from regard.layers.positions import normal_table
 from regard.layers.scores import Dot, Score
 
 SQRT_HALF = math.sqrt(0.5)
@@ -47,7 +48,6 @@ class Convolution:
         _require(self.kernel_width)
 
     def build(self, width: int, source_width: int | None = None) -> ConvolutionLayer:
-        """The module for a stream of this width."""
         return ConvolutionLayer(self, width)
 
 
@@ -117,12 +117,10 @@ class MultiStepAttention:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         sums = source_pattern(self.pattern).weights_sum_to_one
         return Facts(heads=1, packs=True, weights_sum_to_one=sums, reads_embedding=True)
 
     def build(self, width: int, source_width: int | None = None) -> MultiStepAttentionLayer:
-        """The module for a stream of this width over a source of that width."""
         if source_width not in (None, width):
             raise InputError(
                 f"multi-step attention adds embeddings to encoder states, got widths {width} and {source_width}."
@@ -141,18 +139,20 @@ class MultiStepAttentionLayer(Sublayer):
         self.out = linear(width, width)
 
     def forward(
-        self, x: Tensor, context: Context, memory: tuple[Tensor, Shared[tuple[Tensor, Tensor]]] | None = None
+        self, x: Tensor, context: Context, memory: tuple[Tensor, SourceKeys] | None = None
     ) -> tuple[Tensor, Memory]:
         assert context.source is not None
         assert context.embedded is not None
         inputs, keys = memory or (None, self.keys(context.source))
         h, inputs = self.convolution(x, context, inputs)
         d = SQRT_HALF * (self.query(h) + context.embedded)  # (1) d_i = W_d h_i + b_d + g_i
-        c = self.context_vectors(d, keys, context)  # a_ij = softmax_j(d_i . z_j); (2) c_i = sum_j a_ij (z_j + e_j)
+        slots, out = context.slots(x.shape[1], x.device), self.out.weight
+        # a_ij = softmax_j(d_i . z_j); (2) c_i = sum_j a_ij (z_j + e_j)
+        c = attend_source(self.score, self.source_mask, d, slots, keys, context, out=out)
         h = SQRT_HALF * (h + self.out(c))  # h_i + c_i; the join adds the layer's input
         return h, (inputs, keys) if context.remember else None
 
-    def keys(self, source: Source) -> Shared[tuple[Tensor, Tensor]]:
+    def keys(self, source: Source) -> SourceKeys:
         """Keys z_j and values z_j + e_j, B1SD, which all beams of a sentence share.
 
         The mean of m values has 1 / m of their variance; the factor m sqrt(1 / m) = sqrt(m) restores it (section 3.4).
@@ -162,23 +162,12 @@ class MultiStepAttentionLayer(Sublayer):
         m = z.new_tensor(z.shape[2]) if source.padding is None else source.padding.sum(1)[:, None, None, None].to(z)
         return Shared((self.score.keys(z), m.sqrt() * SQRT_HALF * (z + e)))
 
-    def context_vectors(self, d: Tensor, keys: Shared[tuple[Tensor, Tensor]], context: Context) -> Tensor:
-        """RTD -> RTD: the values of the source, weighted by each query's attention."""
-        assert context.source is not None
-        k, v = keys.tree
-        queries, slots = fold_beams(d, context.slots(d.shape[1], d.device), k.shape[0])
-        mask, factor = self.source_mask(queries, slots, context.source)
-        q = self.score.queries(queries[:, None])
-        c = attend(self.score, q, k, v, mask, context, factor=factor, rows=len(d), out=self.out.weight)
-        return c.reshape(d.shape)
-
 
 @dataclass(frozen=True)
 class ScaledResidual(SequentialJoin):
     """sqrt(0.5) * (x + f(x)): a residual connection that keeps the variance without a norm (section 3.4)."""
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The joined sublayer."""
         return ScaledResidualJoined(sublayer, nn.Identity(), dropout)
 
     def final_norm(self, width: int) -> nn.Module:

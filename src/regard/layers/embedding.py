@@ -1,17 +1,19 @@
-"""Token embeddings: a vector per token, with its position and, in BERT, its segment."""
+"""Token embeddings: a table of vectors, with positions and BERT's segments, or a character CNN (Kim 2016)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context
-from regard.layers.linear import Norm, normal_table
-from regard.layers.positions import EmbeddingPosition, Position, require_attached
+from regard.layers.feedforward import activate, linear
+from regard.layers.join import Norm
+from regard.layers.positions import EmbeddingPosition, Position, normal_table, require_attached
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,6 @@ class Embed:
         return None if self.position is None else self.position.max_positions
 
     def build(self, width: int, vocabulary: int) -> EmbedLayer:
-        """The module for a stream of this width over this many tokens."""
         return EmbedLayer(self, width, vocabulary)
 
 
@@ -67,13 +68,9 @@ class EmbedLayer(nn.Module):
             self.check_length(context, ids.shape[1])
             x = self.position(x, context.token_positions(ids.shape[1], ids.device))
         if self.segments is not None:
-            x = x + self.segments(self.segments_of(ids, context))
+            x = x + self.segments(torch.zeros_like(ids) if context.segments is None else context.segments)
         dropped: Tensor = self.dropout(self.norm(x))
         return dropped
-
-    def segments_of(self, ids: Tensor, context: Context) -> Tensor:
-        """BT: the segment of each token; by default the first."""
-        return ids.new_zeros(ids.shape) if context.segments is None else context.segments
 
     def check_length(self, context: Context, length: int) -> None:
         """Refuse tokens beyond the last position."""
@@ -82,3 +79,107 @@ class EmbedLayer(nn.Module):
         total = context.total_length(length)
         if total > self.max_positions:
             raise InputError(f"{total:,} tokens, this model reads {self.max_positions:,}. Shorten the text.")
+
+
+FILTERS = (1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024)
+
+
+@dataclass(frozen=True)
+class CharacterCNN:
+    """Convolution filters over a word's characters, max pooling, highway layers, a projection (Kim 2016).
+
+    No word is unknown. `copies`: how often the vector is repeated along the width. The two directions of ELMo's biLM
+    start from the same vector (Peters 2018).
+    """
+
+    character_vocabulary: int = 262  # 0 is padding
+    character_width: int = 16
+    filters: tuple[tuple[int, int], ...] = FILTERS  # (filter width in characters, number of filters)
+    highways: int = 2
+    activation: Literal["relu", "tanh"] = "relu"
+    characters: int = 50  # per word, padding included
+    copies: int = 2
+    dropout: float = 0.0
+    position: ClassVar[None] = None
+    max_positions: ClassVar[None] = None
+    segments: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        if not self.filters:
+            raise InputError("filters is empty. Use filters = [[1, 32], [2, 32]], for instance.")
+        for name in ("character_vocabulary", "character_width", "characters", "copies"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be 1 or more, got {getattr(self, name)}.")
+        if self.highways < 0:
+            raise InputError(f"highways must be 0 or more, got {self.highways}.")
+        for filter_width, count in self.filters:
+            if not 1 <= filter_width <= self.characters or count < 1:
+                raise InputError(
+                    f"filters has {count} filters of width {filter_width} over {self.characters} characters. "
+                    f"Use [filter width, number of filters], 1 to {self.characters} and 1 or more."
+                )
+
+    def build(self, width: int, vocabulary: int) -> CharacterCNNLayer:
+        """The module for a stream of this width; it needs no vocabulary of words."""
+        if width % self.copies:
+            near = width + self.copies - width % self.copies
+            raise InputError(f"width {width} is not divisible by {self.copies} copies. Try width = {near}.")
+        return CharacterCNNLayer(self, width // self.copies)
+
+
+class CharacterCNNLayer(nn.Module):
+    max_positions: int | None = None
+
+    def __init__(self, description: CharacterCNN, width: int) -> None:
+        super().__init__()
+        vocabulary, inner = description.character_vocabulary, description.character_width
+        total = sum(count for _, count in description.filters)
+        weight = torch.empty(vocabulary, inner).uniform_(-1.0, 1.0)  # as in the published model
+        weight[0] = 0.0  # padding is zero and stays zero
+        self.table = nn.Embedding(vocabulary, inner, _weight=weight, padding_idx=0)
+        self.filters = nn.ModuleList(
+            _filter(inner, count, filter_width, description.activation) for filter_width, count in description.filters
+        )
+        self.activation, self.copies = description.activation, description.copies
+        self.characters = description.characters
+        self.highways = nn.Sequential(*(Highway(total) for _ in range(description.highways)))
+        self.projection = linear(total, width) if total != width else nn.Identity()
+        self.dropout = nn.Dropout(description.dropout)
+
+    def forward(self, ids: Tensor, context: Context) -> Tensor:
+        """BTC -> BTD: the character ids of each word, all 0 where a word is padding."""
+        if ids.dim() != 3 or ids.shape[2] != self.characters:
+            shape = "x".join(map(str, ids.shape))
+            raise InputError(f"this model reads the {self.characters} characters per word, not ids of shape {shape}.")
+        characters = self.table(ids.flatten(0, 1).int()).transpose(1, 2)
+        # Max pooling comes before the activation: autograd then keeps 50 times fewer numbers, and the result is equal.
+        pooled = torch.cat([convolution(characters).max(dim=2).values for convolution in self.filters], dim=1)
+        words = self.projection(self.highways(activate(pooled, self.activation)))
+        stream = words.unflatten(0, ids.shape[:2]).repeat(1, 1, self.copies)
+        dropped: Tensor = self.dropout(stream)
+        return dropped
+
+
+class Highway(nn.Module):
+    """A highway layer: y = T * H(x) + (1 - T) * x, transform gate T, carry gate 1 - T (Srivastava 2015).
+
+    The negative bias of T makes a new layer carry most of its input.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.transform_gate, self.transform = linear(width, width), linear(width, width)
+        nn.init.constant_(self.transform_gate.bias, -2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.lerp(x, self.transform(x).relu(), self.transform_gate(x).sigmoid())
+
+
+def _filter(inner: int, count: int, filter_width: int, activation: str) -> nn.Conv1d:
+    """Filters of one width, initialised as in the published model."""
+    module = nn.Conv1d(inner, count, filter_width)
+    bound = 0.05 if activation == "relu" else math.sqrt(3 / (filter_width * inner))
+    nn.init.uniform_(module.weight, -bound, bound)
+    assert module.bias is not None
+    nn.init.zeros_(module.bias)
+    return module

@@ -1,4 +1,4 @@
-"""Position-wise feed-forward networks (Vaswani 2017, section 3.3), and SHA-RNN's Boom layer."""
+"""Linear maps, position-wise feed-forward networks (Vaswani 2017, section 3.3), and SHA-RNN's Boom layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Memory, Sublayer
-from regard.layers.linear import linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -29,7 +28,6 @@ class FeedForward:
     facts: ClassVar[Facts] = Facts(constant_memory=True, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> FeedForwardLayer:
-        """The module for a stream of this width."""
         return FeedForwardLayer(self, width)
 
 
@@ -61,7 +59,6 @@ class Boom:
     facts: ClassVar[Facts] = Facts(constant_memory=True, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> BoomLayer:
-        """The module for a stream of this width."""
         if self.inner < width or self.inner % width:
             upper = max(1, -(-self.inner // width)) * width
             raise InputError(f"inner = {self.inner} is no multiple of width = {width} (model.inner). Try {upper}.")
@@ -80,6 +77,19 @@ class BoomLayer(Sublayer):
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         hidden: Tensor = self.dropout(activate(self.up(x), self.activation))
         return hidden.unflatten(-1, (self.parts, -1)).sum(-2), None
+
+
+def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) -> nn.Linear:
+    """A linear map with Glorot initialization (Glorot and Bengio 2010) and a bias of 0.
+
+    `parts` equal maps of one input may share its matrix, each with its own scale.
+    """
+    module = nn.Linear(inputs, outputs, bias=biased)
+    for part in module.weight.chunk(parts):
+        nn.init.xavier_uniform_(part)
+    if biased:
+        nn.init.zeros_(module.bias)
+    return module
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

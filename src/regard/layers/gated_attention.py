@@ -8,9 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.layers.attention import attend, attend_in_bands, both, head_width, merge_heads, split_heads
+from regard.layers.attention import attend, attend_in_bands, head_width, merge_heads, split_heads, visible_keys
 from regard.layers.contract import Context, Facts, Sublayer, write_memory
-from regard.layers.linear import LayerNorm, Norm, linear
+from regard.layers.feedforward import linear
+from regard.layers.join import LayerNorm, Norm
 from regard.layers.patterns import Window
 from regard.layers.scores import Dot
 
@@ -37,11 +38,9 @@ class GatedAttention:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         return Facts(self.heads, causal=True, constant_memory=True, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> GatedAttentionLayer:
-        """The module for a stream of this width."""
         return GatedAttentionLayer(self, width)
 
 
@@ -79,7 +78,9 @@ class GatedAttentionLayer(Sublayer):
         in_bands = attend_in_bands(self.score, self.pattern, q, k, k, context, out=out) if fresh else None
         if in_bands is not None:
             return in_bands
-        mask, causal = self.mask(q.shape[2], k.shape[2], context, fresh)
+        causal = fresh and context.document is None
+        keys = torch.arange(k.shape[2], device=k.device)
+        mask = None if causal else visible_keys(self.pattern, q.shape[2], keys, context, fresh)
         return attend(self.score, q, k, k, mask, context, causal=causal, out=out, first=first)
 
     def output_gate(self) -> Tensor:
@@ -87,18 +88,6 @@ class GatedAttentionLayer(Sublayer):
         candidate, gate = self.value(self.value_gate.sigmoid()).chunk(2)
         product: Tensor = gate.sigmoid() * candidate.tanh()
         return product
-
-    def mask(self, queries: int, keys: int, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
-        """The attention mask, True for visible keys (None: all), and the kernel's `is_causal`."""
-        device = self.query_gate.device
-        if fresh and context.document is None:
-            return None, True
-        mask = self.pattern.mask(context.slots(queries, device), torch.arange(keys, device=device))
-        assert mask is not None
-        mask = mask[:, None] if mask.dim() == 3 else mask
-        if fresh and context.document is not None:
-            mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
-        return mask, False
 
     def trim(self, states: Tensor, first: int, context: Context, length: int) -> StateCache:
         """Drop states that no later query can attend to, a quarter of a window at a time: each drop copies the rest."""

@@ -9,7 +9,29 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.layers.contract import Context, Memory, Sublayer
-from regard.layers.linear import LayerNorm, Norm
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Layer normalization (Ba 2016): mean 0 and variance 1 over the width, then a trained scale and shift."""
+
+    epsilon: float = 1e-5
+
+    def build(self, width: int) -> nn.Module:
+        return nn.LayerNorm(width, eps=self.epsilon)
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Root mean square normalization (Zhang 2019): only the scale of layer normalization."""
+
+    epsilon: float = 1e-6
+
+    def build(self, width: int) -> nn.Module:
+        return nn.RMSNorm(width, eps=self.epsilon)
+
+
+Norm = LayerNorm | RMSNorm
 
 
 class Joined(Sublayer):
@@ -17,9 +39,7 @@ class Joined(Sublayer):
 
     def __init__(self, sublayer: Sublayer, norm: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.sublayer = sublayer
-        self.norm = norm
-        self.dropout = nn.Dropout(dropout)
+        self.sublayer, self.norm, self.dropout = sublayer, norm, nn.Dropout(dropout)
         self.position_wise = sublayer.position_wise
 
 
@@ -87,7 +107,6 @@ class PostNorm(SequentialJoin):
     norm: Norm = field(default_factory=LayerNorm)
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The joined sublayer."""
         return PostNormJoined(sublayer, self.norm.build(width), dropout)
 
 
@@ -104,11 +123,9 @@ class PreNorm(SequentialJoin):
     norm: Norm = field(default_factory=LayerNorm)
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The joined sublayer."""
         return PreNormJoined(sublayer, self.norm.build(width), dropout)
 
     def final_norm(self, width: int) -> nn.Module:
-        """The norm of the stack's output."""
         return self.norm.build(width)
 
 
@@ -125,7 +142,6 @@ class TwinNorm(SequentialJoin):
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The joined sublayer."""
         return TwinNormJoined(sublayer, self.norm.build(width), self.norm.build(width), dropout)
 
 
@@ -144,11 +160,10 @@ class Replace(SequentialJoin):
     """f(x): no residual connection and no norm, as the first recurrent models were stacked."""
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The joined sublayer."""
-        return ReplaceJoined(sublayer, nn.Identity(), dropout)
+        return BranchJoined(sublayer, nn.Identity(), dropout)
 
 
-class ReplaceJoined(Joined):
+class BranchJoined(Joined):
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        y, memory = self.sublayer(x, context, memory)
+        y, memory = self.sublayer(self.norm(x), context, memory)
         return self.dropout(y), memory

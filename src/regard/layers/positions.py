@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.linear import normal_table
 from regard.schema import kind_of
 
 Slot = Literal["embedding", "attention", "stack"]
@@ -124,6 +123,12 @@ class PositionBias(nn.Module):
         """What to draw of positions T."""
         back = -positions if self.causal else torch.cat([-positions.flip(0), positions[1:]])
         return Curves("bias", self.bias(back[None])[:, 0], 0 if self.causal else 1 - len(positions))
+
+
+def normal_table(rows: int, width: int, std: float) -> Tensor:
+    """Vectors drawn from a normal distribution; empty on the meta device, where drawing imports much of torch."""
+    weight = torch.empty(rows, width)
+    return weight if weight.is_meta else nn.init.normal_(weight, std=std)
 
 
 def angles_of(positions: Tensor, width: int, base: float) -> Tensor:
@@ -249,8 +254,7 @@ class Concatenated(EmbeddingPosition):
 class ConcatenatedLayer(EmbeddingPositionLayer):
     def __init__(self, inner: EmbeddingPositionLayer, own_width: int) -> None:
         super().__init__()
-        self.inner = inner
-        self.own_width = own_width
+        self.inner, self.own_width = inner, own_width
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         table = self.table(positions).to(x.dtype)
@@ -262,9 +266,7 @@ class ConcatenatedLayer(EmbeddingPositionLayer):
 
 @dataclass(frozen=True)
 class Rotary(AttentionPosition):
-    """RoPE (Su 2021): rotates queries and keys by an angle that grows with their position, so scores depend on
-    distances only.
-    """
+    """RoPE (Su 2021): rotates queries and keys by angles proportional to position: scores depend on distances only."""
 
     base: float = 10_000.0
 

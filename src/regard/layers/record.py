@@ -39,12 +39,10 @@ class AttentionWeights:
 
     @property
     def heads(self) -> int:
-        """The number of heads."""
         return self.values.shape[1]
 
     @property
     def keys(self) -> int:
-        """The number of keys."""
         return self.values.shape[2]
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Source, Sublayer
-from regard.layers.linear import linear
+from regard.layers.feedforward import linear
 
 
 @dataclass(frozen=True)
@@ -167,13 +167,8 @@ class UnidirectionalRNN(nn.Module):
         self.rnn = cell.build(input_width, width)
         self.has_cell, self.backward = cell.has_cell, backward
 
-    def forward(
-        self, x: Tensor, initial: State, lengths: Tensor | None, final_state: bool
-    ) -> tuple[Tensor, State]:  # fmt: skip
-        """BTD and the initial state BD -> the hidden states BTD, and the final state.
-
-        The final state of padded rows is right only if `final_state` is True.
-        """
+    def forward(self, x: Tensor, initial: State, lengths: Tensor | None, final_state: bool) -> tuple[Tensor, State]:
+        """BTD, initial state BD -> hidden states BTD, final state (of padded rows right only if `final_state`)."""
         order = reversed_order(lengths, x) if self.backward else None
         x = x if order is None else reorder(x, order)
         if lengths is None or not final_state:
@@ -229,7 +224,6 @@ class Copied:
     """The decoder's initial state is the encoder's final state, layer by layer (Sutskever 2014)."""
 
     def build(self, cell: Cell, depth: int, width: int, source_width: int) -> InitialStates:
-        """The module for `depth` cells of this width."""
         return CopiedStates(cell, depth)
 
 
@@ -299,12 +293,16 @@ class ProjectedStates(InitialStates):
 
 class AveragedStates(ProjectedStates):
     def forward(self, source: Source) -> States:
-        states = source.states
-        mean = states.mean(dim=1)
-        if source.padding is not None:
-            real = source.padding[..., None]
-            mean = states.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        mean = mean_state(source.states, source.padding)
         return tuple(self.project(projection, mean) for projection in self.projections)
+
+
+def mean_state(states: Tensor, padding: Tensor | None) -> Tensor:
+    """BTD -> BD: the mean over all tokens but padding."""
+    if padding is None:
+        return states.mean(dim=1)
+    real = padding[..., None]
+    return states.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -326,7 +324,6 @@ class Recurrent:
             raise InputError(f'a decoder only runs forward (direction = "{self.direction}").')
 
     def build(self, width: int, source_width: int | None = None) -> RecurrentLayer:
-        """The module for a stream of this width over a source of that width."""
         if self.direction == "bidirectional" and width % 2:
             raise InputError(f"a bidirectional layer needs an even width, got {width}. Try {width + 1}.")
         return RecurrentLayer(self, width, source_width or width)

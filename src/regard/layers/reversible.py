@@ -16,21 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.contract import Context, Memory, RandomChoices, Sublayer, map_rows
-from regard.layers.join import Joined, Layers
-from regard.layers.linear import LayerNorm, Norm
+from regard.layers.contract import Context, Memory, RandomChoices, Sublayer, leaves, map_rows
+from regard.layers.join import BranchJoined, Joined, LayerNorm, Layers, Norm
 
 
 @dataclass(frozen=True)
 class Reversible:
-    """f(norm(x)), added to the other stream of the pair.
-
-    `output`: the mean of the two streams, or both concatenated, twice as wide, as in the published Reformer.
-    """
+    """f(norm(x)), added to the other stream of the pair."""
 
     norm: Norm = field(default_factory=LayerNorm)
     slice_length: int = 1_024  # tokens that position-wise sublayers process at a time, so that a cache holds them
-    output: Literal["mean", "concatenated"] = "mean"
+    output: Literal["mean", "concatenated"] = "mean"  # of the streams; both, twice as wide, in the published Reformer
 
     def __post_init__(self) -> None:
         if self.slice_length < 1:
@@ -42,22 +38,13 @@ class Reversible:
         return 2 if self.output == "concatenated" else 1
 
     def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        """The joined sublayer."""
         return BranchJoined(sublayer, self.norm.build(width), dropout)
 
     def layers(self, layers: Layers) -> nn.Module:
-        """The module of all layers."""
         return ReversibleLayers(layers, self.slice_length, self.streams)
 
     def final_norm(self, width: int) -> nn.Module:
-        """The norm of the stack's output."""
         return self.norm.build(width)
-
-
-class BranchJoined(Joined):
-    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        y, memory = self.sublayer(self.norm(x), context, memory)
-        return self.dropout(y), memory
 
 
 class ReversibleLayers(nn.ModuleList):
@@ -114,7 +101,7 @@ class ReversibleLayer(nn.ModuleDict):
         if activations is not None:
             outside, rebuild = differentiable(context)
             inputs = (*outside, *self.parameters())
-            first, second = Recomputed.apply(*pair, self, rebuild, activations, len(outside), *inputs)  # type: ignore[no-untyped-call]
+            first, second = Recomputed.apply(*pair, self, rebuild, activations, *inputs)  # type: ignore[no-untyped-call]
             return (first, second), None
         streams, kept = list(pair), []
         for number, (at, name, sublayer) in enumerate(self.steps()):
@@ -129,11 +116,12 @@ class ReversibleLayer(nn.ModuleDict):
         return [slice(start, min(start + step, length)) for start in range(0, length, step)]
 
 
+@dataclass(frozen=True)
 class Rebuild:
     """A context whose differentiable tensors can be replaced, so that gradients reach them as explicit inputs."""
 
-    def __init__(self, context: Context, sources: int) -> None:
-        self.context, self.sources = context, sources
+    context: Context
+    sources: int
 
     def __call__(self, tensors: list[Tensor]) -> Context:
         """The context with these tensors as its source (the parameters of the position bias are leaves already)."""
@@ -147,14 +135,7 @@ class Rebuild:
 
 def differentiable(context: Context) -> tuple[list[Tensor], Rebuild]:
     """Every tensor outside the layer that needs gradients: source, embedded tokens, the position bias' parameters."""
-    tensors: list[Tensor] = []
-
-    def collect(tensor: Tensor) -> Tensor:
-        if tensor.is_floating_point():
-            tensors.append(tensor)
-        return tensor
-
-    map_rows(collect, (context.source, context.embedded))
+    tensors = [tensor for tensor in leaves((context.source, context.embedded)) if tensor.is_floating_point()]
     sources = len(tensors)
     if context.position_bias is not None:
         tensors.extend(context.position_bias.parameters())
@@ -167,10 +148,11 @@ class Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, first: Tensor, second: Tensor, layer: ReversibleLayer, rebuild: Rebuild, activations: LiveActivations,
-        outside: int, *inputs: Tensor,
+        *inputs: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        ctx.layer, ctx.rebuild, ctx.activations, ctx.outside = layer, rebuild, activations, outside
-        ctx.autocast = autocast_settings(first.device)
+        ctx.layer, ctx.rebuild, ctx.activations = layer, rebuild, activations
+        kind = first.device.type
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         ctx.save_for_backward(*inputs)
         ctx.choices, ctx.states = [], []
         context, pair = rebuild.context, [first, second]
@@ -195,7 +177,7 @@ class Recomputed(torch.autograd.Function):
         totals: list[Tensor | None] = [None] * len(inputs)
         pair, gradients = activations.pair, [activations.own(gradient) for gradient in output_gradients]
         for number, (at, name, sublayer) in reversed(list(enumerate(layer.steps()))):
-            with replaying(ctx.states[number], pair[0].device), torch.autocast(**ctx.autocast):
+            with replaying(ctx.states[number], pair[0].device), torch.autocast(*ctx.autocast):
                 choices = ctx.choices[number].replay()
                 length = pair[at].shape[1]
                 for part in layer.slices(sublayer, length):
@@ -220,7 +202,7 @@ class Recomputed(torch.autograd.Function):
                             totals[i] = more if before is None else before + more
         ctx.choices = None
         activations.gradients = gradients[0].data_ptr(), gradients[1].data_ptr()
-        return gradients[0], gradients[1], None, None, None, None, *totals
+        return gradients[0], gradients[1], None, None, None, *totals
 
 
 def sliced(context: Context, part: slice, length: int) -> Context:
@@ -228,12 +210,6 @@ def sliced(context: Context, part: slice, length: int) -> Context:
     if context.padding is None or part == slice(0, length):
         return context
     return replace(context, padding=context.padding[:, part])
-
-
-def autocast_settings(device: torch.device) -> dict[str, Any]:
-    """The arguments of `torch.autocast` that restore the current mixed precision."""
-    kind = device.type
-    return {"device_type": kind, "enabled": torch.is_autocast_enabled(kind), "dtype": torch.get_autocast_dtype(kind)}
 
 
 def random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:

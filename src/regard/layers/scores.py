@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.linear import matrix_per_head, per_head
 from regard.layers.record import ScoreInputs
 
 
@@ -64,7 +63,6 @@ class General:
     """q·Wk (Luong 2015, equation 8): one matrix between query and key."""
 
     def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
-        """The score function over heads of these widths."""
         return GeneralScore(query_width, key_width, heads)
 
 
@@ -90,7 +88,6 @@ class ReducedRank:
             raise InputError(f"rank must be 1 or more, got {self.rank}.")
 
     def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
-        """The score function over heads of these widths."""
         return ReducedRankScore(query_width, key_width, heads, self.rank)
 
 
@@ -116,7 +113,6 @@ class Additive:
     inner: int | None = None
 
     def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
-        """The score function over heads of these widths."""
         return AdditiveScore(query_width, key_width, heads, self.inner or query_width)
 
 
@@ -145,7 +141,6 @@ class Uniform:
     """Every score is 0: attention becomes mean pooling over the visible keys."""
 
     def build(self, query_width: int, key_width: int, heads: int = 1) -> ScoreFunction:
-        """The score function over heads of these widths."""
         return UniformScore()
 
 
@@ -156,6 +151,19 @@ class UniformScore(ScoreFunction):
 
     def score_inputs(self, q: Tensor, k: Tensor) -> ScoreInputs:
         return ScoreInputs("uniform", q, k)
+
+
+def matrix_per_head(heads: int, rows: int, columns: int) -> nn.Parameter:
+    """One matrix per head: H, rows, columns."""
+    bound = math.sqrt(6 / (rows + columns))
+    return nn.Parameter(torch.empty(heads, rows, columns).uniform_(-bound, bound))
+
+
+def per_head(x: Tensor, matrices: Tensor) -> Tensor:
+    """BH...K by HKJ -> BH...J: one matrix product per head over all rows at once."""
+    heads = x.transpose(0, 1)
+    product = torch.bmm(heads.reshape(len(heads), -1, x.shape[-1]), matrices)
+    return product.view(*heads.shape[:-1], matrices.shape[-1]).transpose(0, 1)
 
 
 Score = Dot | General | ReducedRank | Additive | Uniform

@@ -13,10 +13,9 @@ from regard.errors import InputError
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.attention_decoder import AttentionalVector, AttentionDecoder
 from regard.layers.bidirectional import BidirectionalLSTM
-from regard.layers.character_cnn import CharacterCNN
 from regard.layers.contract import Ablation, CarriedMemory, Context, Memory, Source, facts_of, write_memory
 from regard.layers.convolution import Convolution, MultiStepAttention, ScaledResidual
-from regard.layers.embedding import Embed
+from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
 from regard.layers.join import PostNorm, PreNorm, Replace, TwinNorm
@@ -65,11 +64,9 @@ class Stack:
         return all(facts_of(part).incremental for part in self.parts)
 
     def output_width(self, width: int) -> int:
-        """The width of its output."""
         return width * self.join.streams
 
     def build(self, width: int, source_width: int | None = None) -> StackLayers:
-        """The module for a stream of this width over a source of that width."""
         return StackLayers(self, width, source_width)
 
 
@@ -166,7 +163,6 @@ class Model:
 
     @property
     def parts(self) -> list[AnySublayer]:
-        """Every sublayer."""
         return [part for stack in self.stacks.values() for part in stack.parts]
 
     @property
@@ -177,7 +173,6 @@ class Model:
 
     @property
     def incremental(self) -> bool:
-        """Whether later tokens never change earlier outputs, so that memory replaces recomputation."""
         return all(stack.incremental for stack in self.stacks.values())
 
     @property
@@ -221,7 +216,6 @@ class Network(nn.Module):
 
     @property
     def shape(self) -> Shape:
-        """Which stacks it has."""
         return self.description.shape
 
     @property
@@ -230,17 +224,10 @@ class Network(nn.Module):
         return self.embed.max_positions
 
     def forward(
-        self,
-        ids: Tensor,
-        *,
-        source_ids: Tensor | None = None,
-        source_padding: Tensor | None = None,
-        target_padding: Tensor | None = None,
-        padding: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-        document: Tensor | None = None,
-    ) -> Tensor:
+        self, ids: Tensor, *, source_ids: Tensor | None = None, source_padding: Tensor | None = None,
+        target_padding: Tensor | None = None, padding: Tensor | None = None, segments: Tensor | None = None,
+        positions: Tensor | None = None, document: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """BT -> BTN: the logits, in the caller's order; left padding is moved to the right and back again."""
         source_ids, source_padding, _ = move_padding_right(source_ids, source_padding)
         moved, padding, order = move_padding_right(ids, target_padding if padding is None else padding)
@@ -253,21 +240,12 @@ class Network(nn.Module):
         return restore_order(logits, order) if self.description.readout.tokenwise else logits
 
     def hidden_states(
-        self,
-        ids: Tensor,
-        *,
-        source_ids: Tensor | None = None,
-        source_padding: Tensor | None = None,
-        padding: Tensor | None = None,
-        segments: Tensor | None = None,
-        positions: Tensor | None = None,
-        document: Tensor | None = None,
-        record: Record | None = None,
-        ablation: Ablation | None = None,
-        all_layers: list[Tensor] | None = None,
-        gradient_checkpointing: bool = False,
+        self, ids: Tensor, *, source_ids: Tensor | None = None, source_padding: Tensor | None = None,
+        padding: Tensor | None = None, segments: Tensor | None = None, positions: Tensor | None = None,
+        document: Tensor | None = None, record: Record | None = None, ablation: Ablation | None = None,
+        all_layers: list[Tensor] | None = None, gradient_checkpointing: bool = False,
         carried: CarriedMemory | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """BT -> BTD: the hidden states that the readout reads, of the last layer or a mix; padding on the right only.
 
         `all_layers` is filled with the input of each layer of the last stack, and its output. With `carried` memory the
@@ -283,25 +261,21 @@ class Network(nn.Module):
             raise InputError("only an encoder-decoder reads source_ids=...; this model reads one text")
         if carried is not None and self.shape != "decoder":
             raise InputError("only a decoder continues a text from carried=... memory")
-        if self.decoder is None:
-            return self.mixed(self.encode_source(ids, context=replace(context, final_state=False)).states, all_layers)
-        if self.encoder is not None:
+        if self.shape == "encoder-decoder":
             if source_ids is None:
                 raise InputError("an encoder-decoder needs source_ids=... as well as the target's ids")
             outside = replace(both, padding=source_padding)
             context = replace(context, source=self.encode_source(source_ids, context=outside))
-        if carried is None:
-            return self.mixed(self.decode(ids, context)[0], all_layers)
-        states, memory = self.decode(ids, replace(context, start=carried.position, remember=True), carried.memory)
-        carried.advance(memory, ids.shape[1])
-        return self.mixed(states, all_layers)
-
-    def mixed(self, states: Tensor, all_layers: list[Tensor] | None) -> Tensor:
-        """The readout's input: the last layer's states, or the mix of all layers (ELMo)."""
-        if self.mix is None:
-            return states
-        mixture: Tensor = self.mix(all_layers)
-        return mixture
+        if self.decoder is None:
+            states = self.encode_source(ids, context=replace(context, final_state=False)).states
+        elif carried is None:
+            states, _ = self.decode(ids, context)
+        else:
+            states, memory = self.decode(ids, replace(context, start=carried.position, remember=True), carried.memory)
+            carried.advance(memory, ids.shape[1])
+        if self.mix is not None:  # of all layers (ELMo), instead of the last
+            states = self.mix(all_layers)
+        return states
 
     def loss(
         self, inputs: Mapping[str, Any], targets: Tensor, smoothing: float = 0.0, auxiliary: Tensor | None = None

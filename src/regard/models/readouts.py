@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.feedforward import Activation, activate
-from regard.layers.linear import LayerNorm, Norm, linear
+from regard.layers.feedforward import Activation, activate, linear
+from regard.layers.join import LayerNorm, Norm
+from regard.layers.recurrent import mean_state
 
 _LEAST_ROWS = 256
 _CHUNK_LOGITS = {"cpu": 1 << 21}  # logits per chunk: on a CPU what fits its cache, else 256 MiB
@@ -38,9 +39,7 @@ class Readout(nn.Module):
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
         raise NotImplementedError
 
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """The summed loss; targets of -100 are ignored."""
         raise NotImplementedError
 
@@ -53,7 +52,6 @@ class Transform:
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
 
     def build(self, width: int) -> TransformLayer:
-        """The module for states of this width."""
         return TransformLayer(self, width)
 
 
@@ -70,20 +68,16 @@ class TransformLayer(nn.Module):
 
 @dataclass(frozen=True)
 class Vocabulary(ReadoutFacts):
-    """The LM head: logits over the vocabulary, with the embedding's weights when tied (Press and Wolf 2017).
-
-    `scaled`: states are divided by the square root of their width first, as in T5 with tied weights.
-    """
+    """The LM head: logits over the vocabulary, with the embedding's weights when tied (Press and Wolf 2017)."""
 
     tied: bool = True
     biased: bool = False
     transform: Transform | None = None
-    scaled: bool = False
+    scaled: bool = False  # states are divided by the square root of their width first, as in T5 with tied weights
     outputs: ClassVar[Outputs] = "tokens"
     tokenwise: ClassVar[bool] = True
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> VocabularyReadout:
-        """The module for states of this width."""
         return VocabularyReadout(self, width, vocabulary, table)
 
 
@@ -111,9 +105,7 @@ class VocabularyReadout(Readout):
         x: Tensor = self.project(self.transform(states))
         return x if self.scale == 1.0 else x * self.scale
 
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """...D, ... -> the summed cross entropy; negative targets are ignored."""
         real = targets >= 0
         inputs: list[Tensor | None] = [self.prepare(states[real]), self.lm_head.weight, self.lm_head.bias]
@@ -141,7 +133,6 @@ class BidirectionalVocabulary(ReadoutFacts):
         return self.of.tied
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> BidirectionalVocabularyReadout:
-        """The module for states of this width."""
         return BidirectionalVocabularyReadout(self.of.build(width // 2, vocabulary, table))
 
 
@@ -155,9 +146,7 @@ class BidirectionalVocabularyReadout(Readout):
         logits: Tensor = self.vocabulary(states.unflatten(-1, (2, -1)))
         return logits
 
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """BTD, BT2 -> the summed cross entropy of both directions."""
         return self.vocabulary.loss(states.unflatten(-1, (2, -1)), targets, smoothing)
 
@@ -225,7 +214,6 @@ class Last:
     """Pooling: the last token's state, for causal models."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
-        """BTD -> BD."""
         if padding is None:
             return states[:, -1]
         rows = torch.arange(len(states), device=states.device)
@@ -237,11 +225,7 @@ class Mean:
     """Pooling: the mean of all tokens' states."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
-        """BTD -> BD."""
-        if padding is None:
-            return states.mean(dim=1)
-        real = padding[..., None]
-        return states.masked_fill(~real, 0.0).sum(dim=1) / real.sum(dim=1).clamp_min(1)
+        return mean_state(states, padding)
 
 
 @dataclass(frozen=True)
@@ -249,7 +233,6 @@ class Max:
     """Pooling: the maximum over all tokens, per dimension."""
 
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
-        """BTD -> BD."""
         masked = states if padding is None else states.masked_fill(~padding[..., None], -torch.inf)
         return masked.amax(dim=1)
 
@@ -277,17 +260,14 @@ class PooledReadout(Readout):
 
 @dataclass(frozen=True)
 class Label(ReadoutFacts):
-    """A classification head: one of several labels per text.
-
-    `weight`: how many tokens a label counts as in the loss, where it is auxiliary to a language model.
-    """
+    """A classification head: one of several labels per text."""
 
     labels: tuple[str, ...]
     pool: Pool = field(default_factory=First)
     inner: Activation | None = "tanh"
     dropout: float = 0.1
     biased: bool = True
-    weight: float = 1.0
+    weight: float = 1.0  # how many tokens a label counts as in the loss, where it is auxiliary to a language model
     tied: ClassVar[bool] = False
     outputs: ClassVar[Outputs] = "labels"
 
@@ -295,7 +275,6 @@ class Label(ReadoutFacts):
         _require_labels(self.labels)
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> LabelReadout:
-        """The module for states of this width."""
         return LabelReadout(self, len(self.labels), width)
 
 
@@ -313,9 +292,7 @@ class LinearReadout(PooledReadout):
 
 
 class LabelReadout(LinearReadout):
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """BTD, B -> the summed cross entropy."""
         logits = self(states, padding).float()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
@@ -333,14 +310,11 @@ class Number(ReadoutFacts):
     outputs: ClassVar[Outputs] = "numbers"
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> NumberReadout:
-        """The module for states of this width."""
         return NumberReadout(self, 1, width)
 
 
 class NumberReadout(LinearReadout):
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """BTD, B -> the summed squared error."""
         error: Tensor = self(states, padding)[:, 0].float() - targets.float()
         return error.square().sum()
@@ -361,7 +335,6 @@ class Tags(ReadoutFacts):
         _require_labels(self.labels)
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> TagsReadout:
-        """The module for states of this width."""
         return TagsReadout(self, width)
 
 
@@ -376,9 +349,7 @@ class TagsReadout(Readout):
         logits: Tensor = self.out(self.dropout(states))
         return logits
 
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """BTD, BT -> the summed cross entropy; negative targets are ignored."""
         real = targets >= 0
         logits = self(states[real]).float()
@@ -387,15 +358,12 @@ class TagsReadout(Readout):
 
 @dataclass(frozen=True)
 class Vector(ReadoutFacts):
-    """A text embedding, trained with a contrastive loss over in-batch negatives (Henderson 2017).
-
-    The embeddings of a pair shall be more similar than those of different pairs. `temperature` divides similarities.
-    """
+    """A text embedding; a contrastive loss makes pairs more similar than in-batch negatives (Henderson 2017)."""
 
     pool: Pool = field(default_factory=Mean)
     inner: Activation | None = None
     normalised: bool = True
-    temperature: float = 0.05
+    temperature: float = 0.05  # divides similarities
     weight: ClassVar[float] = 1.0
     tied: ClassVar[bool] = False
     outputs: ClassVar[Outputs] = "vectors"
@@ -405,7 +373,6 @@ class Vector(ReadoutFacts):
             raise InputError(f"temperature must be above 0, got {self.temperature}.")
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> VectorReadout:
-        """The module for states of this width."""
         return VectorReadout(self, width)
 
 
@@ -419,9 +386,7 @@ class VectorReadout(PooledReadout):
         x = self.pooled(states, padding)
         return F.normalize(x, dim=-1) if self.normalised else x
 
-    def loss(
-        self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None
-    ) -> Tensor:  # fmt: skip
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
         """BTD, B -> the summed contrastive loss: a row's target is its partner's row; partners have target -100."""
         vectors = F.normalize(self(states, padding).float(), dim=-1)
         anchors = targets >= 0
@@ -439,12 +404,9 @@ def _require_labels(labels: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class LayerMix:
-    """ELMo's mix of layers: a softmax-weighted, scaled sum of all layers' states (Peters 2018, equation 1).
+    """ELMo's mix of layers, initially their mean: a softmax-weighted, scaled sum (Peters 2018, equation 1)."""
 
-    Initially it is their mean. `normed`: layer normalisation of each state first, per token.
-    """
-
-    normed: bool = False
+    normed: bool = False  # layer normalisation of each state first, per token
 
     def build(self, layers: int) -> LayerMixLayer:
         """The module for this many states: the embedding's and one per layer."""

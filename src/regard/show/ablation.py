@@ -9,16 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.classify import label_names
 from regard.decode.generate import Progress, generate_texts, translation_request
 from regard.decode.options import Options
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, facts_of
 from regard.models.model import Network
-from regard.show.generation import IGNORED, label_ids, token_probabilities
+from regard.show.generation import IGNORED, Tokenizers, label_ids, token_probabilities
 
-Tokenizers = tuple[Tokenizer, Tokenizer]
 Head = tuple[str, int]
 """The name of a layer, and the index of a head."""
 
@@ -31,12 +29,13 @@ Measure = Callable[[Tensor], tuple[float, Changes]]
 
 def attention_heads(network: Network) -> dict[str, int]:
     """The number of heads of each attention layer, by its name."""
-    found: dict[str, int] = {}
-    for name, stack in network.description.stacks.items():
-        for number, layer in enumerate(stack.layers):
-            heads = {part.name: facts_of(part).heads for part in layer}
-            found |= {f"{name}.{number}.{part}": count for part, count in heads.items() if count}
-    return found
+    return {
+        f"{name}.{number}.{part.name}": heads
+        for name, stack in network.description.stacks.items()
+        for number, layer in enumerate(stack.layers)
+        for part in layer
+        if (heads := facts_of(part).heads)
+    }
 
 
 @torch.inference_mode()
@@ -47,7 +46,7 @@ def ablate_each_head(
     target_ids: Sequence[int],
     layers: Mapping[str, int],
     *,
-    progress: Progress | None = None,
+    progress: Progress = lambda done: None,
 ) -> dict[str, Any]:
     """The loss with each single head of these layers switched off, and the predictions that change.
 
@@ -59,11 +58,10 @@ def ablate_each_head(
     baseline = states(())
     unit, measure = _measure(network, tokenizers, inputs, target_ids, baseline)
     heads = []
-    for head in ((layer, number) for layer, count in layers.items() for number in range(count)):
-        loss, changed = measure(states([head]))
-        heads.append({"layer": head[0], "head": head[1], "loss": loss, "changed": changed})
-        if progress is not None:
-            progress(1)
+    for layer, head in ((layer, head) for layer, count in layers.items() for head in range(count)):
+        loss, changed = measure(states([(layer, head)]))
+        heads.append({"layer": layer, "head": head, "loss": loss, "changed": changed})
+        progress(1)
     return {"loss": measure(baseline)[0], "unit": unit, "heads": heads}
 
 
@@ -81,7 +79,10 @@ def ablate(
 
     `options`: how to search for the translation.
     """
-    require_heads(network, heads)
+    known = attention_heads(network)
+    for layer, head in heads:
+        if not 0 <= head < known.get(layer, 0):
+            raise InputError(f'this model has no head {head} in "{layer}". Name one that it has.')
     states = _hidden_states(network, inputs)
     _, measure = _measure(network, tokenizers, inputs, target_ids, states(()))
     loss, changed = measure(states(heads))
@@ -90,14 +91,6 @@ def ablate(
         request = translation_request(network, tokenizers[1], tuple(inputs["source_ids"][0].tolist()), options)
         output = generate_texts(network, tokenizers[1], [request], options, ablation=_ablation(heads))[0][0].text
     return {"loss": loss, "changed": changed, "output": output}
-
-
-def require_heads(network: Network, heads: Iterable[Head]) -> None:
-    """Refuse heads that the network does not have."""
-    known = attention_heads(network)
-    for layer, head in heads:
-        if not 0 <= head < known.get(layer, 0):
-            raise InputError(f'this model has no head {head} in "{layer}". Name one that it has.')
 
 
 def _ablation(heads: Iterable[Head]) -> Ablation:
@@ -130,15 +123,15 @@ def _measure(
     if readout.outputs == "numbers":
         return "change of the number", _number_change(network, baseline)
     if readout.outputs == "labels" and not readout.tokenwise:
-        label, measure = _label_loss(network, baseline)
-        return f"nats, label {label}", measure
-    labels = _tags(network, baseline) if names else label_ids(network, inputs, target_ids)
+        return _label_loss(network, baseline, names)
+    # Of tags, the labels are those that the unablated model predicts.
+    labels = network.readout(baseline)[0].argmax(-1) if names else label_ids(network, inputs, target_ids)
     if labels is None:
         return "cosine distance", _vector_distance(network, baseline)
-    translates = network.shape == "encoder-decoder"
+    tokenizer = tokenizers[network.shape == "encoder-decoder"]
 
     def texts(numbers: list[int]) -> list[str]:
-        return [names[n] for n in numbers] if names else tokenizers[1 if translates else 0].token_texts(numbers)
+        return [names[n] for n in numbers] if names else tokenizer.token_texts(numbers)
 
     return "nats per token", _token_loss(network, baseline, labels, texts)
 
@@ -159,15 +152,8 @@ def _token_loss(network: Network, baseline: Tensor, labels: Tensor, texts: Calla
     return measure
 
 
-def _tags(network: Network, baseline: Tensor) -> Tensor:
-    """-> T: the tags that the unablated model predicts."""
-    logits: Tensor = network.readout(baseline)
-    return logits[0].argmax(-1)
-
-
-def _label_loss(network: Network, baseline: Tensor) -> tuple[str, Measure]:
+def _label_loss(network: Network, baseline: Tensor, names: Sequence[str]) -> tuple[str, Measure]:
     """The negative log-likelihood of the label that the unablated model predicts, in nats."""
-    names = label_names(network)
 
     def values(states: Tensor) -> Tensor:
         logits: Tensor = network.readout(states)[0]
@@ -180,7 +166,7 @@ def _label_loss(network: Network, baseline: Tensor) -> tuple[str, Measure]:
         after = int(found.argmax())
         return float(-found[before]), [[-1, names[before], names[after]]] if after != before else []
 
-    return names[before], measure
+    return f"nats, label {names[before]}", measure
 
 
 def _number_change(network: Network, baseline: Tensor) -> Measure:

@@ -35,7 +35,6 @@ class AttentionShape:
 
     @property
     def weights(self) -> int:
-        """How many weights there are."""
         return self.heads * self.queries * self.keys
 
 
@@ -102,7 +101,6 @@ class SizeProbe(Record):
     shapes: dict[str, AttentionShape] = field(default_factory=dict)
 
     def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
-        """Count the queries of a layer."""
         before = self.shapes.get(name, AttentionShape(0, 0, 0, 0)).queries
         queries, inputs = before + weights.queries, weights.score_inputs()
         numbers = 0 if inputs is None else weights.heads * (queries + weights.keys) * inputs.query.shape[-1]
@@ -117,7 +115,6 @@ class LazyRecord(Record):
     weights: list[AttentionWeights] = field(default_factory=list)
 
     def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
-        """Store the lazy weights."""
         self.weights.append(weights)
 
 
@@ -131,13 +128,11 @@ class BlockwiseRecord(Record):
     progress: Progress = lambda done: None
 
     def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
-        """Add the next queries of a layer."""
         if name not in self.accumulators:
             self.accumulators[name] = LayerAccumulator(self.shapes[name], self.plans[name])
         self.accumulators[name].add(weights, self.progress)
 
     def layers(self) -> dict[str, LayerAttention]:
-        """The attention of every recorded layer."""
         buckets = {name: torch.cat(parts, dim=2)[0].cpu() for name, parts in self.buckets.items()}
         return {name: accumulator.layer(buckets.get(name)) for name, accumulator in self.accumulators.items()}
 
@@ -149,9 +144,7 @@ class LayerAccumulator:
         self.shape, self.plan, self.queries = shape, plan, 0
         self.statistics = torch.zeros(3, shape.heads)
         self.weights = torch.empty(shape.heads, shape.queries, shape.keys) if plan.full else None
-        self.tiles = [
-            PooledTiles(shape.queries, shape.keys, plan.tiles) for _ in range(0 if plan.full else shape.heads)
-        ]  # fmt: skip
+        self.tiles = [PooledTiles(shape.queries, shape.keys, plan.tiles) for _ in range(shape.heads)]
         self.top_keys = torch.empty(shape.heads, shape.queries, plan.top_keys, dtype=torch.int32)
         self.top_weights = torch.empty(shape.heads, shape.queries, plan.top_keys)
         self.score_inputs: list[ScoreInputs] = []
@@ -181,26 +174,22 @@ class LayerAccumulator:
         self.top_keys[head, queries], self.top_weights[head, queries] = keys.to("cpu", torch.int32), weights.cpu()
 
     def layer(self, buckets: Tensor | None) -> LayerAttention:
-        """The attention accumulated so far."""
         tiles = None if self.plan.full else torch.stack([head.weights for head in self.tiles])
         top = None if self.plan.full else (self.top_keys, self.top_weights)
         entropy, distance, confidence = self.statistics / max(1, self.queries)
+        inputs = _joined(self.score_inputs) if self.score_inputs else None
         return LayerAttention(
-            self.shape, self.weights, tiles, top, entropy, distance, confidence, _joined(self.score_inputs),
-            self.value_norms, buckets,
-        )  # fmt: skip
+            self.shape, self.weights, tiles, top, entropy, distance, confidence, inputs, self.value_norms, buckets
+        )
 
 
-def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs | None:
+def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs:
     """The score inputs of successive calls as one, for the only batch row: queries append, keys are the same."""
-    if not parts:
-        return None
-    first, queries = parts[0], torch.cat([part.query for part in parts], dim=2)
-    vector, bias = (None if part is None else part.float().cpu() for part in (first.vector, first.bias))
-    return replace(
-        first, query=queries[0].float().cpu(), key=first.key[0].float().cpu(), vector=vector,
-        bias=None if bias is None else bias[0],
-    )  # fmt: skip
+    first = parts[0]
+    query, key = torch.cat([part.query for part in parts], dim=2)[0].float().cpu(), first.key[0].float().cpu()
+    vector = None if first.vector is None else first.vector.float().cpu()
+    bias = None if first.bias is None else first.bias[0].float().cpu()
+    return replace(first, query=query, key=key, vector=vector, bias=bias)
 
 
 def blocks(rows: Rows, first: int, last: int, keys: int) -> Iterator[tuple[int, Tensor]]:
@@ -222,14 +211,12 @@ class Collector:
 
     @cached_property
     def shapes(self) -> dict[str, AttentionShape]:
-        """The size of each layer's attention."""
         probe = SizeProbe(self.wanted)
         self.forward(probe)
         return probe.shapes
 
     @cached_property
     def plans(self) -> dict[str, StoragePlan]:
-        """What is stored of each layer."""
         return plan_storage(self.shapes)
 
     @cached_property

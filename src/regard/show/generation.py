@@ -24,6 +24,7 @@ IGNORED = -1
 """The label of a row that has none."""
 
 Node = dict[str, Any]
+Tokenizers = tuple[Tokenizer, Tokenizer]
 
 
 @torch.inference_mode()
@@ -77,9 +78,7 @@ def label_ids(network: Network, inputs: Mapping[str, Any], target_ids: Sequence[
     return text if network.shape == "encoder" else torch.cat([text[1:], text.new_full((1,), IGNORED)])
 
 
-def token_probabilities(
-    network: Network, states: Tensor, labels: Tensor, count: int
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+def token_probabilities(network: Network, states: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """PD, P -> P, Pk, Pk: the labels' log-probabilities (at -1, the best token's); probabilities and ids of the top k.
 
     Works on some rows at a time, so that the logits of a long text never exist at once.
@@ -97,7 +96,7 @@ def token_probabilities(
 
 
 def beam_tree(
-    network: Network, tokenizers: tuple[Tokenizer, Tokenizer], text: str, options: Options, *, prefix: str = ""
+    network: Network, tokenizers: Tokenizers, text: str, options: Options, *, prefix: str = ""
 ) -> tuple[list[Node], GeneratedText]:
     """Every candidate of a beam search as a node of a tree, and the best hypothesis.
 
@@ -139,17 +138,11 @@ class BeamTree:
             nodes[rank] = len(self.nodes)
             if finished:
                 self.finished[nodes[rank]] = tuple(tokens[:-1] if eos else tokens)
-            self.nodes.append(
-                {
-                    "step": self.steps,
-                    "parent": self.beams[parent],
-                    "text": self.tokenizer.token_texts(tokens[-1:])[0],
-                    "score": score,
-                    # A hypothesis that finishes among the best is kept; one that finishes below them is pruned.
-                    "kept": rank < beam if finished else rank in continued,
-                    "best": False,
-                }
-            )
+            text = self.tokenizer.token_texts(tokens[-1:])[0]
+            node = {"step": self.steps, "parent": self.beams[parent], "text": text, "score": score}
+            # A hypothesis that finishes among the best is kept; one that finishes below them is pruned.
+            kept = rank < beam if finished else rank in continued
+            self.nodes.append(node | {"kept": kept, "best": False})
         self.beams = [nodes.get(rank, -1) for rank in order[0].tolist()]
         self.steps += 1
 

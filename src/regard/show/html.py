@@ -1,12 +1,18 @@
-"""HTML pages without a script: documents with a content security policy, escaped text, heatmaps, the data report."""
+"""HTML that loads nothing: the attention page with its data and script, heatmaps, the data report, escaped text."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import html
+import json
+import math
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +25,11 @@ _FAINTEST_MAXIMUM = 0.25
 # Invisible and direction-changing characters are written out; the two joiners stay, because some scripts need them.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _JOINERS = "\u200c\u200d"
+_ROW = 18  # pixels of a bar
+_IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const|let)\b)", re.MULTILINE)
+_STYLES = ("page.css", "views.css")
+_TITLES = {"source": "Source", "decoder_input": "Decoder input", "target": "Target"}
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fdfdfb; --ink: #1c1d20; --quiet: #6c6f76; --line: #e3e3de;
@@ -39,6 +50,82 @@ svg text { fill: var(--ink); font-family: system-ui, sans-serif; unicode-bidi: i
 .field { fill: var(--field) } .cells { fill: var(--accent); shape-rendering: crispEdges } .grid { stroke: var(--paper) }
 svg .key { fill: var(--quiet) }
 """
+_DATA_STYLE = """
+table { border-collapse: collapse; font-size: .9rem } th { text-align: left; font-weight: 400; color: var(--quiet) }
+td { text-align: right } th, td { padding: .22rem 1.5rem .22rem 0; border-bottom: 1px solid var(--line) }
+h3 { font-size: .95rem; font-weight: 500 } .warning { border-left: 3px solid var(--wrong); padding-left: .8rem }
+.side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem 3rem }
+.bars { display: block; width: 100%; font-size: 11px } .bars rect { fill: var(--accent) }
+.bars text { fill: var(--quiet) }
+"""
+
+
+def page(payload: dict[str, Any], blobs: Sequence[bytes]) -> str:
+    """The page of a payload: data that never runs, and one script that the policy allows by its hash."""
+    data = json_text(payload).replace("<", "\\u003c")  # data cannot end its own element
+    body = [_noscript(payload), f'<script type="application/json" id="regard">{data}</script>']
+    body += [
+        f'<script type="application/octet-stream" id="blob-{number}">{base64.b64encode(blob).decode()}</script>'
+        for number, blob in enumerate(blobs)
+    ]
+    body.append(f'<script type="module">{script()}</script>')
+    live = "connect-src 'self'; " if payload["live"] else ""
+    policy = f"script-src {csp_hash(script())}; img-src data: blob:; {live}"
+    return document(payload["title"], style(), "\n".join(body), policy=policy)
+
+
+@cache
+def script() -> str:
+    """All modules joined in order of dependence; names are unique, so imports and exports are removed."""
+    joined: dict[str, str] = {}
+
+    def join(name: str) -> None:
+        text = _static(f"{name}.js")
+        for other in _IMPORT.findall(text):
+            if other not in joined:
+                join(other)
+        joined[name] = _EXPORT.sub("", _IMPORT.sub("", text))
+
+    join("main")
+    return "\n".join(joined.values())
+
+
+@cache
+def style() -> str:
+    """All style sheets joined."""
+    return "\n".join(_static(name) for name in _STYLES)
+
+
+def _static(name: str) -> str:
+    return files("regard.show").joinpath("static", name).read_text("utf-8")
+
+
+def json_text(value: Any) -> str:
+    """JSON for the page, in ASCII: a lone surrogate does no harm."""
+    return json.dumps(_finite(value), separators=(",", ":"), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for numbers that JSON cannot write; the page shows a dash for them."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _noscript(payload: dict[str, Any]) -> str:
+    """The texts, for readers without JavaScript."""
+    lines = [f"<h1>{escaped(payload['title'])}</h1>"]
+    lines.append("<p>This page draws with JavaScript, which is switched off here.</p>")
+    for trace in payload["traces"]:
+        lines.append(f"<h2>{escaped(trace['label'])}<small>{escaped(trace['model'])}</small></h2>")
+        lines += [
+            f"<p><b>{title}</b> <bdi>{escaped(' '.join(trace['sides'][name]['word_texts']))}</bdi></p>"
+            for name, title in _TITLES.items()
+            if name in trace["sides"]
+        ]
+    return f"<noscript>{''.join(lines)}</noscript>"
 
 
 def overview(source_tokens: list[str], target_tokens: list[str], weights: Mapping[str, Tensor], *, title: str) -> str:
@@ -133,20 +220,6 @@ def _cells(values: Tensor) -> str:
     )
 
 
-_STYLE = (
-    STYLE
-    + """
-table { border-collapse: collapse; font-size: .9rem } th { text-align: left; font-weight: 400; color: var(--quiet) }
-td { text-align: right } th, td { padding: .22rem 1.5rem .22rem 0; border-bottom: 1px solid var(--line) }
-h3 { font-size: .95rem; font-weight: 500 } .warning { border-left: 3px solid var(--wrong); padding-left: .8rem }
-.side { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 24rem), 1fr)); gap: 1.2rem 3rem }
-.bars { display: block; width: 100%; font-size: 11px } .bars rect { fill: var(--accent) }
-.bars text { fill: var(--quiet) }
-"""
-)
-_ROW = 18
-
-
 def data_page(report: DataReport, warnings: Sequence[str]) -> str:
     """The data report as a page."""
     rows = [("texts", report.texts), *((f"left out: {reason}", n) for reason, n in report.left_out.items())]
@@ -163,7 +236,7 @@ def data_page(report: DataReport, warnings: Sequence[str]) -> str:
     title = ", ".join(report.names)
     lengths = f'<h2>Lengths in tokens</h2><div class="side">{charts}</div>'
     body = f"<h1>{escaped(title)}</h1>{warned}<table>{table}</table>{lengths}"
-    return document(title, _STYLE, body)
+    return document(title, STYLE + _DATA_STYLE, body)
 
 
 def _chart(name: str, side: LengthHistogram) -> str:

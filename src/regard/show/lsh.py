@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
 from regard.layers.attention import split_heads
 from regard.layers.lsh.attention import LSHAttentionLayer
@@ -18,6 +17,7 @@ from regard.layers.lsh.banded import Band, unit_keys
 from regard.layers.lsh.masks import SELF_PENALTY
 from regard.layers.record import Record
 from regard.models.model import Network
+from regard.show.generation import Tokenizers
 from regard.show.trace import prepare_inputs
 
 ROUNDS = (1, 2, 4, 8)
@@ -33,7 +33,6 @@ class LayerRecall:
     recall: Mapping[int, tuple[float, ...]]
 
     def mean(self, rounds: int) -> float:
-        """The mean over heads."""
         return mean(self.recall[rounds])
 
     def text(self) -> str:
@@ -59,11 +58,9 @@ class LSHRecall:
         """A table: one line per layer and head, one column per number of rounds."""
         rounds = sorted({number for layer in self.layers for number in layer.recall})
         wide = max(len("layer"), *(len(layer.layer) for layer in self.layers))
-        count = (
-            f"{self.tokens:,} tokens" if self.queries == self.tokens else f"{self.queries:,} of {self.tokens:,} tokens"
-        )
+        count = f"{self.tokens:,}" if self.queries == self.tokens else f"{self.queries:,} of {self.tokens:,}"
         lines = [
-            f"Recall of the attention mass of the top {self.top} keys, by rounds ({count}; * the model's own)",
+            f"Recall of the attention mass of the top {self.top} keys, by rounds ({count} tokens; * the model's own)",
             f"{'layer':<{wide}}  head{''.join(f'{number:>9}' for number in rounds)}",
         ]
         for layer in self.layers:
@@ -88,7 +85,7 @@ def lsh_layers(network: Network) -> list[LSHAttentionLayer]:
 
 def lsh_recall(
     network: Network,
-    tokenizers: tuple[Tokenizer, Tokenizer],
+    tokenizers: Tokenizers,
     text: str,
     target: str | None = None,
     *,
@@ -101,7 +98,7 @@ def lsh_recall(
 
 def measure_recall(
     network: Network, inputs: Mapping[str, Any], top: int = 64, rounds: Sequence[int] = ROUNDS
-) -> LSHRecall:  # fmt: skip
+) -> LSHRecall:
     """The recall of every LSH layer for the keyword arguments of the network, of one batch row."""
     layers = lsh_layers(network)
     if not layers:
@@ -111,7 +108,7 @@ def measure_recall(
     if top < 1 or not rounds or min(rounds) < 1:
         raise InputError(f"top and rounds must be 1 or more, got top={top}, rounds={tuple(rounds)}.")
     found: list[LayerRecall] = []
-    measured: list[tuple[int, int]] = []
+    measured: list[tuple[int, int]] = []  # tokens and queries
 
     def measure(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         assert isinstance(layer, LSHAttentionLayer)
@@ -152,8 +149,7 @@ def recall_by_rounds(
     queries, positions = queries.to(x.device), torch.arange(length, device=x.device)
     if causal:
         queries = queries[queries > 0]  # the first has no other key
-    masked = positions == queries[:, None]
-    masked = masked | (positions > queries[:, None]) if causal else masked
+    masked = positions >= queries[:, None] if causal else positions == queries[:, None]
     scores = (q[0][:, queries] @ unit_keys(q[0]).transpose(-1, -2)).masked_fill_(masked, -torch.inf)
     mass, keys = scores.softmax(-1).topk(min(top, length), dim=-1)
     recall = {}
@@ -169,12 +165,10 @@ def visible_keys(layer: LSHAttentionLayer, q: Tensor, rounds: int, queries: Tens
     buckets = layer.hash(q, rounds).transpose(2, 3)[0]
     heads, length = q.shape[1], q.shape[2]
     bands = layer.pattern.bands(buckets, None, layer.description.causal)
-    if bands is None:
-        return torch.ones(heads, len(queries), length, dtype=torch.bool, device=q.device)
-    visible = torch.zeros(heads, len(queries), length, dtype=torch.bool, device=q.device)
+    visible = torch.full((heads, len(queries), length), bands is None, device=q.device)
     query_index = torch.full((length,), -1, device=q.device)
     query_index[queries] = torch.arange(len(queries), device=q.device)
-    for band in bands:
+    for band in bands or ():
         _mark(band, query_index, visible)
     return visible
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -19,15 +19,15 @@ from regard.layers.record import ScoreInputs
 from regard.models.model import Network
 from regard.show.ablation import ablate_each_head
 from regard.show.collect import LayerAttention, plan_storage
+from regard.show.embeddings import nearest_neighbours, position_tables
 from regard.show.generation import generation_steps
-from regard.show.neighbours import nearest_neighbours
-from regard.show.page import page
-from regard.show.positions import position_tables
+from regard.show.html import page
 from regard.store.files import write_file
 
 if TYPE_CHECKING:
     from regard.show.trace import AttentionTrace, Example
 
+    Traces = Sequence[tuple[str, AttentionTrace]]
 
 TITLE = "What the model attends to"
 _MAX_TOKENS = 4_096  # a longer text has no candidates and no nearest neighbours
@@ -46,8 +46,10 @@ class Blobs:
     data: list[bytes] = field(default_factory=list)
     _known: dict[bytes, int] = field(default_factory=dict)
 
-    def add(self, tensor: Tensor, kind: Literal["f2", "f4", "i4", "u2"] = "f2") -> TensorRef:
-        """Store a tensor, and return its reference."""
+    def add(self, tensor: Tensor | None, kind: Literal["f2", "f4", "i4", "u2"] = "f2") -> TensorRef | None:
+        """Store a tensor, and return its reference; None for None."""
+        if tensor is None:
+            return None
         found = tensor.detach().cpu()
         if kind == "f2":
             found = found.float().nan_to_num(0.0).clamp(-_MAX_HALF, _MAX_HALF)
@@ -64,7 +66,7 @@ class TracePage:
     slider = False  # the traces are checkpoints of one run, in order
 
     @property
-    def traces(self) -> Sequence[tuple[str, AttentionTrace]]:
+    def traces(self) -> Traces:
         """The traces of the page, each with its label."""
         raise NotImplementedError
 
@@ -91,12 +93,11 @@ class TracePage:
 class SideBySide(TracePage):
     """Several traces on one page."""
 
-    labelled: tuple[tuple[str, AttentionTrace], ...]
+    labelled: Traces
     slider: bool = False
 
     @property
-    def traces(self) -> Sequence[tuple[str, AttentionTrace]]:
-        """The traces of the page, each with its label."""
+    def traces(self) -> Traces:
         return self.labelled
 
 
@@ -109,12 +110,7 @@ def side_by_side(*traces: AttentionTrace, labels: Sequence[str] | None = None, s
 
 
 def page_payload(
-    traces: Sequence[tuple[str, AttentionTrace]],
-    *,
-    title: str = TITLE,
-    slider: bool = False,
-    live: str | None = None,
-    progress: Progress = _QUIET,
+    traces: Traces, *, title: str = TITLE, slider: bool = False, live: str | None = None, progress: Progress = _QUIET
 ) -> tuple[dict[str, Any], list[bytes]]:
     """The page's JSON object and its blobs; `live` is the path of the server, if there is one."""
     blobs = Blobs()
@@ -126,10 +122,11 @@ def trace_payload(
     trace: AttentionTrace, blobs: Blobs, label: str, progress: Progress = _QUIET, *, sharing: int = 1
 ) -> dict[str, Any]:
     """The JSON object of one trace on a page that `sharing` traces share."""
-    if trace.example is not None:
-        trace.example.collector.collect(progress)
+    example = trace.example
+    if example is not None:
+        example.collector.collect(progress)
     plans = plan_storage({name: layer.shape for name, layer in trace.layers.items()}, sharing)
-    example, cross = trace.example, [layer for name, layer in trace.layers.items() if name.endswith("cross")]
+    cross = [layer for name, layer in trace.layers.items() if name.endswith("cross")]
     one_stack = "encoder" if trace.source_tokens else "decoder"
     return {
         "label": label,
@@ -149,14 +146,13 @@ _NO_EXAMPLE: dict[str, Any] = {"generation": None, "positions": [], "neighbours"
 def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Progress) -> dict[str, Any]:
     """What is shown besides weights: generation steps, positional encodings, nearest neighbours and ablations."""
     network, tokenizers, target_ids = example.network, example.tokenizers, example.target_ids
-    inputs = example.collector.inputs
-    heads = {name: layer.shape.heads for name, layer in trace.layers.items()}
-    tokens = len(example.source_ids) + len(target_ids)
+    inputs, tokens = example.collector.inputs, len(example.source_ids) + len(target_ids)
     short = tokens <= _MAX_TOKENS
     target_tokenizer = tokenizers[0 if network.shape == "encoder" else 1]
     tables = [{**entry, "table": blobs.add(entry["table"])} for entry in position_tables(network, max(1, tokens))]
     ablation = None
     if _ablation_work(trace):
+        heads = {name: layer.shape.heads for name, layer in trace.layers.items()}
         counted: Progress = lambda done: progress(done * tokens)  # noqa: E731
         ablation = ablate_each_head(network, tokenizers, inputs, target_ids, heads, progress=counted)
     return {
@@ -177,20 +173,16 @@ def _ablation_work(trace: AttentionTrace) -> int:
 
 def _neighbours(trace: AttentionTrace, example: Example) -> dict[str, Any] | None:
     """The nearest neighbours of each side's tokens."""
-    tokenizers = example.tokenizers
     ids = {"source": example.source_ids, "decoder_input": example.input_ids, "target": example.target_ids}
-    sides: tuple[Literal["source", "decoder_input", "target"], ...] = ("source", "decoder_input", "target")
-    found: dict[str, Any] = {
-        side: nearest_neighbours(example.network, tokenizers[side != "source"], ids[side], side=side)
-        for side in sides
-        if side in trace.sides
+    found = {
+        side: nearest_neighbours(example.network, example.tokenizers[side != "source"], ids[side], side=side)
+        for side in trace.sides
     }
     return None if None in found.values() else found
 
 
 def _layer(trace: AttentionTrace, name: str, layer: LayerAttention, blobs: Blobs) -> dict[str, Any]:
     """The JSON object of one layer."""
-    add: Callable[[Tensor | None], TensorRef | None] = lambda tensor: None if tensor is None else blobs.add(tensor)  # noqa: E731
     rows, columns = trace.axes(name)
     cross = name.endswith("cross")
     tiles = None if layer.tiles is None else {"size": layer.tiles.shape[-1], "weights": blobs.add(layer.tiles)}
@@ -199,17 +191,16 @@ def _layer(trace: AttentionTrace, name: str, layer: LayerAttention, blobs: Blobs
         "name": name, "rows": rows, "columns": columns,
         "causal": name.startswith("decoder") and not cross, "rollout": not cross and not trace.missing_layers(name),
         "heads": layer.shape.heads, "queries": layer.shape.queries, "keys": layer.shape.keys,
-        "weights": add(layer.weights), "pooled": tiles, "top": top,
+        "weights": blobs.add(layer.weights), "pooled": tiles, "top": top,
         "entropy": _finite(layer.entropy), "distance": _finite(layer.distance),
         "confidence": _finite(layer.confidence) if cross else None,
-        "score_inputs": None if layer.score_inputs is None else _score_inputs(layer.score_inputs, add),
-        "value_norms": add(layer.value_norms),
-        "buckets": None if layer.buckets is None else blobs.add(layer.buckets, "i4"),
+        "score_inputs": None if layer.score_inputs is None else _score_inputs(layer.score_inputs, blobs),
+        "value_norms": blobs.add(layer.value_norms), "buckets": blobs.add(layer.buckets, "i4"),
     }  # fmt: skip
 
 
-def _score_inputs(inputs: ScoreInputs, add: Callable[[Tensor | None], TensorRef | None]) -> dict[str, Any]:
-    tensors = {name: add(getattr(inputs, name)) for name in ("query", "key", "vector", "bias")}
+def _score_inputs(inputs: ScoreInputs, blobs: Blobs) -> dict[str, Any]:
+    tensors = {name: blobs.add(getattr(inputs, name)) for name in ("query", "key", "vector", "bias")}
     return {"kind": inputs.kind, "scale": inputs.scale, **tensors}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.errors import InputError, RegardError
 from regard.show.ablation import ablate
-from regard.show.page import json_text, page
+from regard.show.html import json_text, page
 from regard.show.payload import TracePage, page_payload
 from regard.show.trace import AttentionTrace
 

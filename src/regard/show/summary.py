@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -27,13 +28,8 @@ def rollout(layers: Sequence[Tensor]) -> Tensor:
 
     Each layer is half attention (the mean over its heads) and half the residual connection.
     """
-    total: Tensor | None = None
-    for weights in layers:
-        mixed = 0.5 * weights.mean(dim=0) + 0.5 * torch.eye(weights.shape[-1], device=weights.device)
-        mixed = mixed / mixed.sum(-1, keepdim=True)
-        total = mixed if total is None else mixed @ total
-    assert total is not None, "there is a layer"
-    return total
+    mixed = [0.5 * layer.mean(dim=0) + 0.5 * torch.eye(layer.shape[-1], device=layer.device) for layer in layers]
+    return reduce(lambda below, layer: layer @ below, [layer / layer.sum(-1, keepdim=True) for layer in mixed])
 
 
 def head_statistics(weights: Tensor, first: int = 0) -> Tensor:
@@ -127,12 +123,11 @@ class Side:
 def side_of(tokenizer: Tokenizer, ids: Sequence[int], text: str | None = None) -> Side:
     """The side of these token ids; words are those of `text` if it is part of them, else of the decoded ids."""
     tokens, none = tokenizer.token_texts(ids), (0, 0)
-    if text is None:
-        return Side.of(tokens, *tokenizer.decode_with_offsets(ids))
-    encoded = tokenizer.encode_with_offsets(text)
-    count = len(encoded.ids)
-    before = next((at for at in range(len(ids) - count + 1) if list(ids[at : at + count]) == encoded.ids), None)
-    if before is None:
-        return Side.of(tokens, *tokenizer.decode_with_offsets(ids))
-    after = len(ids) - before - count
-    return Side.of(tokens, text, [none] * before + encoded.offsets + [none] * after)
+    if text is not None:
+        encoded = tokenizer.encode_with_offsets(text)
+        count = len(encoded.ids)
+        for before in range(len(ids) - count + 1):
+            if list(ids[before : before + count]) == encoded.ids:
+                after = len(ids) - before - count
+                return Side.of(tokens, text, [none] * before + encoded.offsets + [none] * after)
+    return Side.of(tokens, *tokenizer.decode_with_offsets(ids))

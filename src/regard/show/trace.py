@@ -20,13 +20,12 @@ from regard.errors import InputError
 from regard.models.model import Network
 from regard.show.ablation import attention_heads
 from regard.show.collect import AttentionShape, Collector, LayerAttention
+from regard.show.generation import Tokenizers
 from regard.show.payload import TracePage
 from regard.show.summary import Side, head_statistics, merge_words, rollout, side_of
 
 Kind = Literal["encoder", "decoder", "cross"]
 """Encoder self-attention, decoder self-attention, or cross-attention."""
-
-Tokenizers = tuple[Tokenizer, Tokenizer]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +41,6 @@ class Example:
 
     @property
     def network(self) -> Network:
-        """The traced network."""
         return self.collector.network
 
     @property
@@ -155,10 +153,8 @@ class AttentionTrace(TracePage):
     def missing_layers(self, name: str) -> list[str]:
         """The self-attention layers of this layer's stack that were not traced."""
         known = attention_heads(self.example.network) if self.example is not None else {}
-        stack = name.split(".")[0]
-        return [
-            other for other in known if other.startswith(stack) and other.endswith("self") and other not in self.weights
-        ]
+        own = [other for other in known if other.startswith(name.split(".")[0]) and other.endswith("self")]
+        return [other for other in own if other not in self.weights]
 
     def norm_weighted(self, name: str) -> Tensor:
         """Heads, queries, keys: weights times the norms of the transformed values (Kobayashi 2020)."""
@@ -197,11 +193,9 @@ class AttentionTrace(TracePage):
 
     @property
     def traces(self) -> tuple[tuple[str, AttentionTrace], ...]:
-        """The trace itself, the only one on its page."""
         return (("", self),)
 
     def _of(self, kind: Kind) -> list[Tensor]:
-        """The weights of the layers of a kind."""
         side, end = ("decoder", "cross") if kind == "cross" else (kind, "self")
         return [self.weights[name] for name in self.weights if name.startswith(side) and name.endswith(end)]
 
@@ -279,10 +273,8 @@ def _require_layers(collector: Collector, patterns: Sequence[str]) -> None:
     """Refuse a pattern that matches no layer, except "*"."""
     for pattern in patterns:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in collector.shapes):
-            known = Collector(collector.network, collector.inputs).shapes
-            raise InputError(
-                f'no layer of this model is named "{pattern}" (layers). Known: {", ".join(known) or "none"}.'
-            )
+            known = ", ".join(Collector(collector.network, collector.inputs).shapes) or "none"
+            raise InputError(f'no layer of this model is named "{pattern}" (layers). Known: {known}.')
 
 
 def prepare_inputs(

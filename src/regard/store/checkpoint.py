@@ -68,11 +68,8 @@ def save_checkpoint(
     final, temporary = folder / f"step-{step}", folder / f"{_NEW}{step}-{os.getpid()}"
     contents = {f"{name}.safetensors": tensors_to_bytes(group) for name, group in tensors.items()}
     contents["state.json"] = json_bytes(dict(state))
-    manifest = {
-        "format": FORMAT,
-        "step": step,
-        "files": {name: {"size": len(content), "sha256": sha256(content)} for name, content in contents.items()},
-    }
+    files = {name: {"size": len(content), "sha256": sha256(content)} for name, content in contents.items()}
+    manifest = {"format": FORMAT, "step": step, "files": files}
     on_write_point("before folder")
     with disk_errors(final, sum(map(len, contents.values()))):
         clean_up(folder)

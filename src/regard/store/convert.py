@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 from regard.errors import DamagedFile, InputError
 from regard.store.files import read_json
 from regard.store.folder import local_folder, read_folder, unique_parameters, write_description, write_weights
-from regard.store.generation_config import to_regard
 from regard.store.huggingface.folder import write_huggingface
-from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, is_inside
+from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, is_inside, to_regard
 
 Format = Literal["huggingface", "regard"]
 
@@ -25,9 +26,7 @@ _PICKLE, _PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _TIMEOUT = 3600  # seconds for reading a pickle
 
 
-def convert(
-    source: Path, target: Path, to: Format, *, pickles: bool = False, parts: Sequence[type] = ()
-) -> Loaded:  # fmt: skip
+def convert(source: Path, target: Path, to: Format, *, pickles: bool = False, parts: Sequence[type] = ()) -> Loaded:
     """Read a model folder of any kind and write it in another format; an existing folder is never overwritten."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already. Name a folder that does not.")
@@ -72,7 +71,7 @@ def _unpickle(folder: Path, temporary: Path) -> Path:
         if not all(isinstance(name, str) and is_inside(folder, name) for name in names):
             raise DamagedFile(f"{folder / _PICKLE_INDEX} names a file outside the model folder; refused.")
     paths = [str(folder / name) for name in sorted(names)]
-    command = [sys.executable, "-m", "regard.store.unpickle", str(temporary / WEIGHTS), *paths]
+    command = [sys.executable, "-m", "regard.store.convert", str(temporary / WEIGHTS), *paths]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
     except subprocess.TimeoutExpired:
@@ -82,3 +81,19 @@ def _unpickle(folder: Path, temporary: Path) -> Path:
         why = next((line for line in reversed(lines) if "Error" in line), "it cannot be read")[:200]
         raise DamagedFile(f"{paths[0]} is not a pickle of plain tensors: {why}. Download it again.")
     return temporary
+
+
+def _write_safetensors(target: str, *sources: str) -> None:
+    """In a process of its own: read pickles of plain tensors, write one safetensors file; nothing else is allowed."""
+    tensors: dict[str, Tensor] = {}
+    for source in sources:
+        state = torch.load(source, map_location="cpu", weights_only=True)
+        state = state.get("state_dict", state) if isinstance(state, dict) else {}
+        tensors |= {str(name): value.clone().contiguous() for name, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise ValueError("it holds no tensors by name")
+    save_file(tensors, Path(target), metadata={"format": "pt"})
+
+
+if __name__ == "__main__":
+    _write_safetensors(*sys.argv[1:])

@@ -20,7 +20,7 @@ from regard import messages
 from regard.data.tokenize.tokenizer import SPECIALS, UNK, Tokenizer
 from regard.errors import DamagedFile, InputError
 from regard.layers.bidirectional import BidirectionalLSTM, ProjectedLSTM
-from regard.layers.character_cnn import CharacterCNN
+from regard.layers.embedding import CharacterCNN
 from regard.layers.join import Replace
 from regard.models.model import Model, Stack
 from regard.models.readouts import LayerMix, Vector
@@ -161,13 +161,17 @@ def load_elmo(folder: Path, device: torch.device) -> Loaded:
 
 def write_elmo(folder: Path, model: Model, tensors: Mapping[str, Tensor]) -> None:
     """Write a model in the published format, which has neither the softmax nor the layer mix."""
+    import h5py
+
     options = options_of(model)
     ours = {name: tensor.detach().cpu().float().numpy() for name, tensor in tensors.items()}
-    arrays = _to_theirs(ours, model)
-    for name, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise InputError(f"{name} holds a value that is not finite, so it is not saved. Train it again.")
-    write_file(folder / WEIGHTS, arrays_to_bytes(arrays))
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        for name, array in _to_theirs(ours, model).items():
+            if not np.isfinite(array).all():
+                raise InputError(f"{name} holds a value that is not finite, so it is not saved. Train it again.")
+            file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
+    write_file(folder / WEIGHTS, content.getvalue())
     write_file(folder / OPTIONS, json_bytes(asdict(options)))
 
 
@@ -175,14 +179,12 @@ def _find(folder: Path, name: str) -> Path:
     """The file of this name, or the only one with this suffix: elmo_2x1024_128_2048cnn_1xhighway_options.json."""
     if not folder.is_dir():
         raise InputError(f"no such model folder: {folder}. Name one that holds {OPTIONS} and {WEIGHTS}.")
-    if (folder / name).exists():
-        require_file(folder / name)
-        return folder / name
-    others = sorted(folder.glob(f"*_{name}"))
-    if len(others) > 1:
-        raise InputError(f"{folder} holds {len(others)} files called *_{name}. Keep one model in a folder.")
-    require_file(others[0] if others else folder / name)
-    return others[0]
+    found = [] if (folder / name).exists() else sorted(folder.glob(f"*_{name}"))
+    if len(found) > 1:
+        raise InputError(f"{folder} holds {len(found)} files called *_{name}. Keep one model in a folder.")
+    path = found[0] if found else folder / name
+    require_file(path)
+    return path
 
 
 def _read_options(path: Path) -> Model:
@@ -288,9 +290,7 @@ def _reorder_gates(array: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def _forget_bias(length: int) -> NDArray[np.float32]:
     """The constant 1 that their code adds to the forget gate's bias, which is not in the file."""
-    added = np.zeros((4, length // 4), dtype=np.float32)
-    added[1] = 1.0
-    return added.reshape(-1)
+    return np.repeat(np.array([0, 1, 0, 0], dtype=np.float32), length // 4)
 
 
 def read_arrays(path: Path, expected: Shapes) -> Arrays:
@@ -309,17 +309,6 @@ def read_arrays(path: Path, expected: Shapes) -> Arrays:
             return {name: np.asarray(file[name][...], dtype=np.float32) for name in expected}
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error
-
-
-def arrays_to_bytes(arrays: Mapping[str, NDArray[Any]]) -> bytes:
-    """Serialize arrays as an HDF5 file."""
-    import h5py
-
-    content = io.BytesIO()
-    with h5py.File(content, "w") as file:
-        for name, array in arrays.items():
-            file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
-    return content.getvalue()
 
 
 def _check_names(path: Path, group: Any, names: set[str], prefix: str = "") -> None:

@@ -192,6 +192,6 @@ def sha256(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """The first line of an error message, or the name of its class."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__

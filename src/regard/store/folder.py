@@ -27,14 +27,16 @@ from regard.store.files import (
     tensors_to_bytes,
     write_file,
 )
-from regard.store.generation_config import require_tokens
 from regard.store.huggingface.folder import read_huggingface
 from regard.store.loading import (
     MAX_TEXT_LENGTH,
     TRAINED_LENGTH,
     WEIGHTS,
     Loaded,
+    Vocabularies,
     load_parameters,
+    parameter_shapes,
+    read_own_generation_config,
     refuse_pickles,
     require_finite,
 )
@@ -44,9 +46,6 @@ _HUB_PREFIX = "hf:"
 _HUB_NAME = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[\w./-]+))?")
 _DOWNLOADED = ["*.safetensors", "*.safetensors.index.json", "*.json", "*.txt", "*.model", "*.spm"]
 _DOWNLOADED_PICKLES = ["pytorch_model*.bin"]
-
-Vocabularies = tuple[int, int | None]
-"""Vocabulary sizes of a network: its own, and the source's where that differs."""
 
 
 def local_folder(folder: Path, *, pickles: bool = False) -> Path:
@@ -139,7 +138,7 @@ def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = (
         require_finite(name, tensor, folder)
     load_parameters(network, tensors)
     tokenizers = _checked_tokenizers(folder, vocabularies)
-    generation_config = _read_generation_config(folder / "generation_config.json", network)
+    generation_config = read_own_generation_config(folder, network)
     return Loaded(network.to(device).eval(), tokenizers, config, generation_config)
 
 
@@ -167,39 +166,19 @@ def _description_of(folder: Path, config: dict[str, Any], parts: Sequence[type])
 
 def _check_shapes(folder: Path, description: Model, vocabularies: Vocabularies) -> None:
     """Compare the parameters of the description with those of the weights before anything is allocated."""
-    try:
-        with torch.device("meta"):
-            expected = {name: tuple(p.shape) for name, p in description.build(*vocabularies).named_parameters()}
-    except (InputError, RuntimeError, ValueError, ArithmeticError, TypeError) as error:
-        raise DamagedFile(f"{folder}/config.json cannot be used: {str(error).splitlines()[0]}") from error
+    expected = parameter_shapes(description, vocabularies, f"{folder}/config.json")
     found = read_shapes(folder / WEIGHTS)
-    for name, shape in expected.items():
-        if name not in found:
-            raise messages.CONFIG_AND_WEIGHTS(
-                what=f"{WEIGHTS} lacks {name}, which config.json describes", folder=folder
-            )
-        if found[name] != shape:
-            what = f"{name} is {found[name]} in {WEIGHTS}, {shape} in config.json"
-            raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
+    faults = [
+        f"{name} is {found[name]} in {WEIGHTS}, {shape} in config.json"
+        if name in found
+        else f"{WEIGHTS} lacks {name}, which config.json describes"
+        for name, shape in expected.items()
+        if found.get(name) != shape
+    ]
     unknown = sorted(found.keys() - expected.keys())
-    if unknown:
-        what = f"{WEIGHTS} holds {unknown[0]}, which config.json does not describe"
-        raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
-
-
-def _read_generation_config(path: Path, network: Network) -> dict[str, Any]:
-    """Read generation_config.json and check the types of the settings we use."""
-    if not path.exists():
-        return {}
-    found = read_json(path)
-    types: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
-    for name, annotation in types.items():
-        try:
-            found[name] = from_dict(annotation, found[name], where=str(path)) if name in found else None
-        except InputError as error:
-            raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
-    require_tokens(found, network, path)
-    return {name: value for name, value in found.items() if value is not None}
+    faults += [f"{WEIGHTS} holds {name}, which config.json does not describe" for name in unknown]
+    if faults:
+        raise messages.CONFIG_AND_WEIGHTS(what=faults[0], folder=folder)
 
 
 def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer | None]:
@@ -217,9 +196,8 @@ def _special_tokens(folder: Path) -> tuple[SpecialTokens | None, SpecialTokens |
     if value is None:
         return None, None
     try:
-        first, second = from_dict(
-            tuple[SpecialTokens | None, SpecialTokens | None], value, where=f"{path}: special_tokens"
-        )
+        both = tuple[SpecialTokens | None, SpecialTokens | None]
+        first, second = from_dict(both, value, where=f"{path}: special_tokens")
     except (InputError, TypeError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be used: {error}") from error
     return first, second

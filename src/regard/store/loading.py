@@ -1,8 +1,9 @@
-"""Loading checks shared by all kinds of model folders: paths, pickles, finite weights."""
+"""What all kinds of model folders share: checks of paths, pickles and weights, and generation_config.json."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,35 @@ from torch import Tensor
 
 from regard import messages
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.errors import DamagedFile
-from regard.models.model import Network
+from regard.errors import DamagedFile, InputError, Note
+from regard.models.model import Model, Network
+from regard.schema import from_dict
+from regard.store.files import read_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_TEXT_LENGTH = "max_text_length"  # key of config.json: tokens of a text that are embedded; the rest is cut off
 TRAINED_LENGTH = "trained_length"  # key of config.json: the longest sequence, in tokens, of the training
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
+_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
+_TYPES: dict[str, Any] = {
+    "num_beams": int, "length_penalty": float, "early_stopping": bool | str, "max_length": int, "max_new_tokens": int,
+    "min_length": int, "min_new_tokens": int, "no_repeat_ngram_size": int, "repetition_penalty": float,
+    "do_sample": bool, "temperature": float, "top_k": int, "top_p": float, "decoder_start_token_id": int,
+    "forced_eos_token_id": int | list[int], "forced_bos_token_id": int, "bos_token_id": int,
+    "eos_token_id": int | list[int], "pad_token_id": int, "bad_words_ids": list[list[int]],
+    "suppress_tokens": list[int], "begin_suppress_tokens": list[int], "renormalize_logits": bool,
+}  # fmt: skip
+_TOKEN_SETTINGS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "eos_token_id",
+                   "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")  # fmt: skip
+_GPT2_EOS = 50256  # GPT-2's default eos_token_id, written whatever the vocabulary
+# Settings that would change the output but are not supported, with the values that have no effect.
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "num_beam_groups": (1,),
+    "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,), "sequence_bias": (), "force_words_ids": (),
+    "constraints": (), "penalty_alpha": (0,), "guidance_scale": (1,),
+}  # fmt: skip
+
+Vocabularies = tuple[int, int | None]
+"""Vocabulary sizes of a network: its own, and the source's where that differs."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +54,14 @@ class Loaded:
     generation_config: dict[str, Any]
 
 
-def root_of(folder: Path) -> Path:
-    """The folder that must contain all files: the folder itself, or the hub's cache that a snapshot links to."""
-    root = folder.resolve()
-    return root.parent.parent if root.parent.name == "snapshots" else root
-
-
 def is_inside(folder: Path, name: str, file: str = "") -> bool:
     """Whether `name` is a plain name and its path (or that of a file in it) resolves to a path inside the folder."""
     plain = Path(name).name == name and name.isprintable() and "\\" not in name and len(name.encode()) < 256
     try:
-        return plain and (folder / name / file).resolve().is_relative_to(root_of(folder))
+        root = folder.resolve()
+        # The files of a snapshot of the hub are links into its cache.
+        root = root.parent.parent if root.parent.name == "snapshots" else root
+        return plain and (folder / name / file).resolve().is_relative_to(root)
     except (OSError, RuntimeError):  # a symbolic link to itself
         return False
 
@@ -50,7 +70,7 @@ def refuse_pickles(folder: Path) -> None:
     """Raise an error if a folder's only weights are a pickle, which could run code."""
     if (folder / WEIGHTS).exists() or (folder / INDEX).exists():
         return
-    for name in PICKLES:
+    for name in _PICKLES:
         if (folder / name).exists():
             raise messages.PICKLE(path=folder / name, folder=folder)
 
@@ -61,8 +81,97 @@ def require_finite(name: str, tensor: Tensor, folder: Path) -> None:
         raise DamagedFile(f"{name} holds a value that is not finite ({folder}). Copy or download the weights again.")
 
 
+def parameter_shapes(model: Model, vocabularies: Vocabularies, where: str) -> dict[str, tuple[int, ...]]:
+    """The shapes of a model's parameters, without allocating them."""
+    try:
+        with torch.device("meta"):
+            network = model.build(*vocabularies)
+    except (InputError, RuntimeError, ValueError, ArithmeticError, TypeError) as error:
+        raise DamagedFile(f"{where} cannot be used: {str(error).splitlines()[0]}") from error
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+
+
 def load_parameters(network: Network, tensors: Mapping[str, Tensor]) -> None:
     """Copy tensors into the parameters of the same names."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             parameter.copy_(tensors[name])
+
+
+def read_generation_config(folder: Path, older: Mapping[str, Any], network: Network) -> dict[str, Any]:
+    """Read generation_config.json, which overrides the `older` settings in config.json; check their types."""
+    path = folder / "generation_config.json"
+    settings = {**older, **(read_json(path) if path.exists() else {})}
+    found = {name: value for name, value in settings.items() if value is not None and name in _TYPES}
+    found = {name: _typed(_TYPES[name], name, value, path) for name, value in found.items()}
+    if network.shape != "encoder":
+        if found.get("eos_token_id") == _GPT2_EOS >= network.vocabulary:
+            del found["eos_token_id"]
+        _require_tokens(found, network, path)
+        unsupported = list(_unsupported(settings, found))
+        if unsupported:
+            warnings.warn(f"{path} sets {', '.join(unsupported)}, which regard does not support.", Note, stacklevel=2)
+    return found
+
+
+def read_own_generation_config(folder: Path, network: Network) -> dict[str, Any]:
+    """Read generation_config.json of a folder of ours, and check the types of the settings we use."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
+    found = read_json(path)
+    types: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
+    found |= {name: _typed(types[name], name, found[name], path) for name in types if name in found}
+    _require_tokens(found, network, path)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _typed(annotation: Any, name: str, value: Any, path: Path) -> Any:
+    """A setting of generation_config.json, which must be of this type."""
+    try:
+        return from_dict(annotation, value, where=str(path))
+    except InputError as error:
+        raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
+
+
+def _require_tokens(generation_config: Mapping[str, Any], network: Network, path: Path) -> None:
+    """Raise an error for token ids outside the vocabulary, and for an empty list of end tokens."""
+    vocabulary = network.vocabulary
+    # Without a decoder_start_token_id, a decoder starts with the padding token.
+    starts_with_pad = network.shape != "decoder" and generation_config.get("decoder_start_token_id") is None
+    for name in (*_TOKEN_SETTINGS, "pad_token_id") if starts_with_pad else _TOKEN_SETTINGS:
+        value = generation_config.get(name)
+        for token in _flat(value):
+            if type(token) is not int or not 0 <= token < vocabulary:
+                raise DamagedFile(f"{path} cannot be used: {name} names token {str(token)[:20]}, the model has 0 to "
+                                  f"{vocabulary - 1:,}. Copy or download it again.")  # fmt: skip
+        if value == [] and name.endswith("eos_token_id"):
+            raise DamagedFile(f"{path} cannot be used: {name} is empty. Copy or download it again.")
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """The token ids of a setting: one, a list, or a list of lists."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    elif value is not None:
+        yield value
+
+
+def _unsupported(settings: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
+    """The settings that would change the output but are not supported."""
+    for name, harmless in _UNSUPPORTED.items():
+        if settings.get(name) is not None and settings[name] not in harmless:
+            yield name
+    if any(len(word) > 1 for word in found.get("bad_words_ids", ())):
+        yield "bad_words_ids of several tokens"
+
+
+def to_huggingface(generation_config: Mapping[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of generation_config.json that Hugging Face knows, with the ids of special tokens."""
+    return {**{name: value for name, value in generation_config.items() if name in _TYPES}, **ids}
+
+
+def to_regard(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A published generation config with Hugging Face's defaults written out, since ours differ."""
+    return {"length_penalty": 1.0, "early_stopping": False, **generation_config, "normalization": "length"}

@@ -185,10 +185,8 @@ class DistributedWorld(World):
         self.waiting_group = dist.new_group(backend="gloo", timeout=_RANK_ZERO_TIMEOUT)
 
     def gather(self, *numbers: float) -> list[tuple[float, ...]]:
-        own = torch.tensor(numbers, dtype=torch.float64)
-        everyone = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(everyone, own)
-        return [tuple(row.tolist()) for row in everyone]
+        everyone = self.gather_rows(torch.tensor([numbers], dtype=torch.float64))
+        return [tuple(row) for row in everyone.tolist()]
 
     def gather_rows(self, own: Tensor) -> Tensor:
         everyone = [torch.empty_like(own) for _ in range(self.size)]

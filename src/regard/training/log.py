@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -126,7 +126,7 @@ def _until(line: bytes, step: int) -> bool:
         return False
 
 
-class Watcher(Protocol):
+class Watcher:
     """Receives the progress of a run."""
 
     def start(self, step: int, steps: int) -> None:
@@ -145,14 +145,8 @@ class Watcher(Protocol):
         """The run is over."""
 
 
-class Quiet:
+class Quiet(Watcher):
     """Prints nothing."""
-
-    def start(self, step: int, steps: int) -> None: ...
-    def note(self, text: str) -> None: ...
-    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None: ...
-    def validated(self, number: int, validation: Validation, better: bool) -> None: ...
-    def end(self) -> None: ...
 
 
 class Lines(Quiet):

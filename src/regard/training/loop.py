@@ -26,7 +26,7 @@ from regard.store.folder import write_weights
 from regard.training.distributed import World
 from regard.training.log import Log, Watcher
 from regard.training.settings import Training
-from regard.training.step import Step, Trainer
+from regard.training.step import Step, Trainer, cloned
 from regard.training.validate import Validation, validate
 
 
@@ -188,7 +188,7 @@ class Run:
         try:
             write_weights(self.folder, weights, self.on_write_point)
         except DiskTrouble as error:
-            self.unwritten = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            self.unwritten = cloned(weights)
             self.watcher.note(f"warning: {error} Training continues and tries again.")
 
     def value(self, validation: Validation) -> float:
@@ -234,7 +234,8 @@ class Run:
                 raise DiskTrouble(f"{error} {self.last_checkpoint}") from error
             self.watcher.note(f"warning: {error} {self.last_checkpoint} Training continues and tries again.")
             if settings.average > 1 and trainer.step % settings.save_every == 0:
-                self.unsaved = [*self.unsaved, copied(now)][-settings.average :]
+                copies = {group: cloned(members) for group, members in tensors.items()}
+                self.unsaved = [*self.unsaved, (*now[:2], copies)][-settings.average :]
         return -1 if self.saved is None else self.saved
 
     def finish(self) -> None:
@@ -274,14 +275,6 @@ class Run:
 
 Snapshot = tuple[int, dict[str, Any], dict[str, dict[str, Tensor]]]
 """The contents of a checkpoint: step, state, tensors."""
-
-
-def copied(snapshot: Snapshot) -> Snapshot:
-    """A snapshot that later steps do not change."""
-    step, state, tensors = snapshot
-    return step, state, {
-        group: {name: tensor.detach().clone() for name, tensor in members.items()} for group, members in tensors.items()
-    }  # fmt: skip
 
 
 class Pace:

@@ -51,16 +51,15 @@ def trainable_parameters(network: Network, groups: Sequence[Group] = (), layer_d
     _require_use(groups, chosen)
     if not any(group.lr_scale for group in chosen.values()):
         raise InputError("every parameter is frozen (train.groups). Give a group an lr_scale above 0.")
-    for name, parameter in named.items():
-        parameter.requires_grad_(chosen[name].lr_scale > 0)
     hidden, above = hidden_matrices(network), layers_above(network)
-    return [
-        Trainable(
-            name, p, p in hidden, chosen[name].lr_scale * layer_decay ** above.get(p, 0), chosen[name].weight_decay
-        )
-        for name, p in named.items()
-        if p.requires_grad
-    ]
+    found = []
+    for name, parameter in named.items():
+        group = chosen[name]
+        parameter.requires_grad_(group.lr_scale > 0)
+        if parameter.requires_grad:
+            scale = group.lr_scale * layer_decay ** above.get(parameter, 0)
+            found.append(Trainable(name, parameter, parameter in hidden, scale, group.weight_decay))
+    return found
 
 
 def hidden_matrices(network: Network) -> set[nn.Parameter]:
@@ -78,9 +77,8 @@ def hidden_matrices(network: Network) -> set[nn.Parameter]:
 
 def layers_above(network: Network) -> dict[nn.Parameter, int]:
     """The number of layers above each parameter in its stack; above an embedding, all layers of the deepest stack."""
-    stacks = [
-        list(cast(nn.ModuleList, stack.layers)) for stack in (network.encoder, network.decoder) if stack is not None
-    ]
+    parts = (network.encoder, network.decoder)
+    stacks = [list(cast(nn.ModuleList, stack.layers)) for stack in parts if stack is not None]
     above = {p: n for layers in stacks for n, layer in enumerate(reversed(layers)) for p in layer.parameters()}
     embeddings = [*network.embed.parameters(), *network.source_embed.parameters()]
     return above | dict.fromkeys(embeddings, max(map(len, stacks)))
@@ -89,9 +87,9 @@ def layers_above(network: Network) -> dict[nn.Parameter, int]:
 def _require_use(groups: Sequence[Group], chosen: Mapping[str, Group]) -> None:
     """Refuse a group that no parameter belongs to."""
     for number, group in enumerate(groups):
-        pattern, where = group.match, f"train.groups[{number}].match"
         if group in chosen.values():
             continue
+        pattern, where = group.match, f"train.groups[{number}].match"
         if any(fnmatchcase(name, pattern) for name in chosen):
             raise InputError(f'the groups before it take all that "{pattern}" matches ({where}). Put it first.')
         paths = [name.split(".") for name in chosen]
@@ -278,6 +276,12 @@ class WarmUpSchedule:
 
     def factor(self, step: int, steps: int) -> float:
         """The factor of the learning rate at a step, counted from 1."""
+        if step <= self.warmup:
+            return step / self.warmup
+        return self.after_warmup(step, min(1.0, (step - self.warmup) / max(1, steps - self.warmup)))
+
+    def after_warmup(self, step: int, progress: float) -> float:
+        """The factor after the warm-up; `progress` is the fraction of the remaining steps that are done."""
         raise NotImplementedError
 
 
@@ -287,9 +291,8 @@ class InverseSquareRoot(WarmUpSchedule):
 
     warmup: int = 4000
 
-    def factor(self, step: int, steps: int) -> float:
-        warmup = max(1, self.warmup)
-        return min(step / warmup, math.sqrt(warmup / step))
+    def after_warmup(self, step: int, progress: float) -> float:
+        return math.sqrt(max(1, self.warmup) / step)
 
 
 @dataclass(frozen=True)
@@ -300,10 +303,8 @@ class Cosine(WarmUpSchedule):
     floor: float = 0.0
     needs_total_steps: ClassVar[bool] = True
 
-    def factor(self, step: int, steps: int) -> float:
-        if step <= self.warmup:
-            return step / self.warmup
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * _progress(step, self.warmup, steps))) / 2
+    def after_warmup(self, step: int, progress: float) -> float:
+        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 @dataclass(frozen=True)
@@ -314,10 +315,8 @@ class Linear(WarmUpSchedule):
     floor: float = 0.0
     needs_total_steps: ClassVar[bool] = True
 
-    def factor(self, step: int, steps: int) -> float:
-        if step <= self.warmup:
-            return step / self.warmup
-        return 1 - (1 - self.floor) * _progress(step, self.warmup, steps)
+    def after_warmup(self, step: int, progress: float) -> float:
+        return 1 - (1 - self.floor) * progress
 
 
 @dataclass(frozen=True)
@@ -326,13 +325,8 @@ class Constant(WarmUpSchedule):
 
     warmup: int = 0
 
-    def factor(self, step: int, steps: int) -> float:
-        return min(1.0, step / self.warmup) if self.warmup else 1.0
+    def after_warmup(self, step: int, progress: float) -> float:
+        return 1.0
 
 
 Schedule = InverseSquareRoot | Cosine | Linear | Constant
-
-
-def _progress(step: int, warmup: int, steps: int) -> float:
-    """The fraction of the steps after the warm-up that are done."""
-    return min(1.0, (step - warmup) / max(1, steps - warmup))

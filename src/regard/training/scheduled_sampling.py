@@ -46,7 +46,6 @@ class Exponential:
             raise InputError(f"base must be above 0 and at most 1, got {self.base}.")
 
     def probability(self, step: int) -> float:
-        """The probability that a target token is replaced, after this many steps."""
         return 1 - self.base**step
 
 
@@ -61,7 +60,6 @@ class InverseSigmoid:
             raise InputError(f"k must be 1 or more, got {self.k}.")
 
     def probability(self, step: int) -> float:
-        """The probability that a target token is replaced, after this many steps."""
         return 1 / (1 + self.k * math.exp(-step / self.k))
 
 

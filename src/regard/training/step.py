@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard import messages
-from regard.data.batching import Batch, BatchSampler, Cursor, split
-from regard.data.draws import Indices
+from regard.data.batching import Batch, BatchSampler, Cursor, Indices, split
 from regard.data.samples import Samples
 from regard.errors import InputError
 from regard.layers.contract import CarriedMemory
@@ -24,11 +23,13 @@ from regard.store.folder import unique_parameters
 from regard.store.loading import load_parameters
 from regard.training.distributed import World
 from regard.training.lock import Signals
-from regard.training.memory import is_out_of_memory
 from regard.training.optimizers import Optimizers, trainable_parameters
 from regard.training.scheduled_sampling import with_model_predictions
 from regard.training.settings import Training
 from regard.training.truncated_bptt import Streams
+
+# Messages of torch's CPU allocators and of C++.
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,7 @@ class Trainer:
         self.streams = Streams(samples.streams, self.world.size, network.description)
         trained = trainable_parameters(self.network, settings.groups, settings.layer_decay)
         self.optimizer = Optimizers(settings.optimizer.build(trained))
-        self.ema = None
-        if settings.ema is not None:
-            self.ema = {name: tensor.detach().clone() for name, tensor in unique_parameters(network).items()}
+        self.ema = None if settings.ema is None else cloned(unique_parameters(network))
         self.step, self.cursor, self.accumulate = 0, Cursor(), settings.accumulate
         self.strategy.warm_up(lambda: self.backward(samples.batch([0]), 0, 1.0))
 
@@ -173,7 +172,7 @@ class Trainer:
         own = unique_parameters(network)
         foreign = any(weights[name] is not tensor for name, tensor in own.items())
         restores = foreign and network is self.network
-        kept = {name: tensor.detach().clone() for name, tensor in own.items()} if restores else {}
+        kept = cloned(own) if restores else {}
         if foreign:
             load_parameters(network, weights)
         network.eval()
@@ -216,6 +215,18 @@ class Trainer:
         batch, carried = self.samples.batch([0]).to(self.device), CarriedMemory()
         self.strategy.loss({**batch.inputs, "carried": carried}, batch.targets, 0.0, None)
         return carried
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
+
+
+def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that later steps do not change."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def mixed_seed(*numbers: int) -> int:

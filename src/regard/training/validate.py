@@ -59,12 +59,6 @@ def require_metric(name: str, model: Model, *, pairs: bool) -> None:
         raise InputError(f"validations of this model have no {name} (train.best). Use one of: {', '.join(known)}.")
 
 
-def summed_loss(network: Network, samples: Samples, batch_tokens: int) -> tuple[float, int]:
-    """The loss summed over all targets, and the number of targets."""
-    found = predict(network, samples, batch_tokens, predictions=False)
-    return found.loss, found.targets
-
-
 def predict(network: Network, samples: Samples, batch_tokens: int, *, predictions: bool) -> Predictions:
     """The loss on all samples, and the predictions if wanted; streams of truncated BPTT carry their memory."""
     device, found = next(network.parameters()).device, Predictions()
@@ -126,9 +120,8 @@ def validate(
         metrics["next_sentence"] = float(right.float().mean())
     if outputs == "tokens":
         metrics["perplexity"] = perplexity(loss)
-    if not generates:
-        return Validation(metrics)
-    if corpus.targets is None and model.shape != "decoder":  # span corruption: not every token is a target
+    # Span corruption has no bits per byte: not every token is a target.
+    if not generates or (corpus.targets is None and model.shape != "decoder"):
         return Validation(metrics)
     metrics["bits_per_byte"] = bits_per_byte(found.loss, samples.bytes)
     if corpus.targets is None:

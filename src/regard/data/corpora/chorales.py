@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regard.data.draws import Split
-from regard.data.read.files import read_blocks
+from regard.data.corpora import Split
+from regard.data.read.texts import read_blocks
 from regard.errors import InputError
 
 Chord = tuple[int, ...]

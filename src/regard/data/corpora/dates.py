@@ -30,7 +30,7 @@ from babel import Locale
 from babel.dates import DateTimeFormat, parse_pattern
 from babel.lists import format_list
 
-from regard.data.draws import Split, require_split, split_of
+from regard.data.corpora import Split, require_split, split_of
 from regard.errors import InputError
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from regard.data.draws import Split, require_split, split_of
+from regard.data.corpora import Split, require_split, split_of
 from regard.errors import InputError
 
 _LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "idle_test"})

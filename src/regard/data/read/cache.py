@@ -58,18 +58,16 @@ class Columns:
         """The finished table; in a folder, it is flushed to disk together with its metadata."""
         if self._folder is None:
             return Table({name: np.concatenate(blocks) for name, blocks in self._blocks.items()}, metadata)
+        description = json.dumps({"columns": self._shapes, "metadata": metadata}).encode()
+        self._files["table.json"] = open(self._folder / "table.json", "wb")  # noqa: SIM115 (closed below, as the last)
+        self._files["table.json"].write(description)
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
             file.close()
-        with open(self._folder / "table.json", "wb") as description:
-            description.write(json.dumps({"columns": self._shapes, "metadata": metadata}).encode())
-            description.flush()
-            os.fsync(description.fileno())
         return open_table(self._folder)
 
     def close(self) -> None:
-        """Close the files."""
         for file in self._files.values():
             file.close()
 
@@ -123,14 +121,12 @@ def _remove_stale(root: Path) -> None:
 def _publish(unfinished: Path, folder: Path) -> Table:
     """Rename a finished table to its final name, unless another process was faster; replace a damaged table."""
     for _ in range(3):
-        try:
+        with suppress(OSError):
             unfinished.rename(folder)
+        try:
             return open_table(folder)
-        except OSError:
-            try:
-                return open_table(folder)
-            except (OSError, ValueError, KeyError, TypeError):
-                shutil.rmtree(folder, ignore_errors=True)
+        except (OSError, ValueError, KeyError, TypeError):
+            shutil.rmtree(folder, ignore_errors=True)
     unfinished.rename(folder)
     return open_table(folder)
 
@@ -150,16 +146,17 @@ def open_table(folder: Path) -> Table:
         size = int(np.prod(shape)) * np.dtype(kind).itemsize
         if (folder / name).stat().st_size != size:
             raise ValueError(f"{name} is damaged")
-        mapped = np.memmap(folder / name, dtype=kind, mode="r", shape=tuple(shape)) if size else None
-        columns[name] = np.zeros(shape, dtype=kind) if mapped is None else mapped
+        mapped = np.memmap(folder / name, kind, mode="r", shape=tuple(shape)) if size else np.zeros(shape, kind)
+        columns[name] = mapped
     return Table(columns, described["metadata"])
 
 
-def release_pages(column: NDArray[Any]) -> None:
-    """Release the memory of a mapped column that has been read; the next access reads it from disk again."""
-    mapped = getattr(column, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+def release_pages(*columns: NDArray[Any]) -> None:
+    """Release the memory of mapped columns that have been read; the next access reads them from disk again."""
+    for column in columns:
+        mapped = getattr(column, "_mmap", None)
+        if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def digest_of(value: Any) -> str:

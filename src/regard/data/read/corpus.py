@@ -9,21 +9,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from regard import messages
+from regard.data.corpora import Split
 from regard.data.corpora.chorales import is_music, read_chorales, text_of, transposed
 from regard.data.read.cache import Cache, digest_of
-from regard.data.read.files import ReadOptions
 from regard.data.read.formats import open_sides
-from regard.data.read.texts import ChainedTexts, bad_utf8_texts, byte_lengths, prefixed, texts_digest
+from regard.data.read.texts import ChainedTexts, ReadOptions, bad_utf8_texts, byte_lengths, prefixed, texts_digest
 from regard.errors import InputError, suggest
-
-if TYPE_CHECKING:
-    from regard.data.draws import Split
 
 _MAX_RANGES = 6  # of line numbers in a message
 
@@ -136,9 +132,8 @@ def read_corpus(
     # In a folder texts are counted, not lines, so a header does not count.
     part = Subcorpus((name,), len(sides[0]), header=sides[0].header if len(sides[0].counts) == 1 else 0)
     paired = len(options.fields or ()) > len(sides) > 1
-    return Corpus(
-        sides[0], sides[1] if len(sides) > 1 else None, (name,), subcorpora=(part,), paired_sources=paired
-    )  # fmt: skip
+    targets = sides[1] if len(sides) > 1 else None
+    return Corpus(sides[0], targets, (name,), subcorpora=(part,), paired_sources=paired)
 
 
 def read_pairs(
@@ -172,19 +167,18 @@ def with_prefix(corpus: Corpus, prefix: str) -> Corpus:
 def concatenate_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
     """Several corpora as one, each with its weight."""
     members = [corpus for corpus, _ in corpora]
-    if len({corpus.targets is None for corpus in members}) > 1:
-        names = ", ".join(corpus.names[0] for corpus in members)
-        raise InputError(f"some of {names} are pairs, others are not (text.train). Name corpora of one kind.")
-    if len({corpus.paired_sources for corpus in members}) > 1:
-        names = ", ".join(corpus.names[0] for corpus in members)
-        raise InputError(f"some of {names} are pairs of texts, others are not (text.train). Name corpora of one kind.")
     targets = [corpus.targets for corpus in members if corpus.targets is not None]
+    paired_sources = [corpus for corpus in members if corpus.paired_sources]
+    for what, found in (("pairs", targets), ("pairs of texts", paired_sources)):
+        if len(found) not in (0, len(members)):
+            names = ", ".join(corpus.names[0] for corpus in members)
+            raise InputError(f"some of {names} are {what}, others are not (text.train). Name corpora of one kind.")
     return Corpus(
         ChainedTexts([corpus.sources for corpus in members]),
         ChainedTexts(targets) if targets else None,
         tuple(name for corpus in members for name in corpus.names),
         subcorpora=tuple(replace(part, weight=weight) for corpus, weight in corpora for part in corpus.subcorpora),
-        paired_sources=members[0].paired_sources,
+        paired_sources=bool(paired_sources),
     )
 
 
@@ -252,13 +246,9 @@ def find_shift(sources: Lengths, targets: Lengths) -> Shift | None:
     count = min(len(sources), len(targets))
     if count < 2 * _MIN_LINES:
         return None
-    best: tuple[float, int, int, int] | None = None
-    for lag in _LAGS:
-        confidence, start, stop = _longest_fall(sources[:count], targets[:count], lag)
-        if best is None or confidence > best[0]:
-            best = confidence, start, stop, lag
-    assert best is not None
-    confidence, start, stop, lag = best
+    falls = {lag: _longest_fall(sources[:count], targets[:count], lag) for lag in _LAGS}
+    lag = max(falls, key=lambda lag: falls[lag][0])
+    confidence, start, stop = falls[lag]
     outside = count - (stop - start)
     rows = _sample(0, outside)
     rows += (rows >= start) * (stop - start)
@@ -311,9 +301,7 @@ def _mean_and_deviation(side: Lengths) -> tuple[float, float]:
 
 
 def _correlation(one: Lengths, other: Lengths) -> float:
-    if len(one) < 2:
-        return 0.0
     one, other = np.log1p(one), np.log1p(other)
-    if one.std() < 1e-9 or other.std() < 1e-9:
+    if len(one) < 2 or one.std() < 1e-9 or other.std() < 1e-9:
         return 0.0
     return float(np.corrcoef(one, other)[0, 1])

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ import numpy as np
 
 from regard import messages
 from regard.data.read.cache import Cache, Columns, digest_of
-from regard.data.read.files import ReadOptions, Scan, file_digest, line_blocks, missing_file, range_reader, read_blocks
-from regard.data.read.texts import Bounds, StoredTexts
+from regard.data.read.texts import Bounds, ReadOptions, Scan, StoredTexts, file_errors, line_blocks, missing_file
 from regard.errors import InputError, suggest
 
 _MAX_FIELDS = 3
@@ -44,17 +43,17 @@ def open_sides(path: str, options: ReadOptions, cache: Cache) -> tuple[StoredTex
     form = _format_of(files, path) or options.documents
     options = replace(options, documents="line") if form in ("tsv", "jsonl") else options
     before = _file_states(files)
-    key = [[file_digest(file) for file in files], [file.suffix for file in files], form, asdict(options)]
+    key = [[_file_digest(file) for file in files], [file.suffix for file in files], form, asdict(options)]
     in_place = len(files) == 1 and not _rewritten(form, options) and files[0].suffix != ".gz"
     table = cache.table("text", key, lambda columns: _index(files, form, options, columns, copied=not in_place))
     if _file_states(files) != before:
         raise messages.UNREADABLE(path=path, why="it was changed while it was read")
     if in_place:
-        fetch = range_reader(files[0])
+        fetch = _range_reader(files[0])
     else:
         text = table.columns["text"]
         on_disk = isinstance(text, np.memmap) and text.filename
-        fetch = range_reader(Path(on_disk)) if on_disk else lambda start, stop: text[start:stop].tobytes()
+        fetch = _range_reader(Path(on_disk)) if on_disk else lambda start, stop: text[start:stop].tobytes()
     return tuple(
         StoredTexts(fetch, table.columns[name], {**table.metadata, "digest": digest_of([key, name])})
         for name in ("source", "target")
@@ -75,7 +74,7 @@ def _index(files: list[Path], form: str, options: ReadOptions, columns: Columns,
     for file in files:
         scan, first, written = Scan(file, options, _MAX_OBJECT_BYTES if form == "jsonl" else None), texts, 0
         bad_here: list[int] = []
-        blocks = line_blocks(read_blocks(file), scan.limit)
+        blocks = line_blocks(file, scan.limit)
         if copied and not rewritten:
             blocks = _copy(blocks, columns)
         for sides, content in _READERS[form](scan, blocks, bad_here):
@@ -187,7 +186,7 @@ def _read_tsv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found
 
 def _read_jsonl(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
     """JSON lines: {"text": ...}, or {"source": ..., "target": ...}, or the fields that `fields` names."""
-    fields = scan.options.fields
+    fields, numbers = scan.options.fields, scan.options.fields is not None
     written = index = 0
     rows: list[list[bytes] | None] = []  # None: not UTF-8, left out
     for block in blocks:
@@ -201,9 +200,7 @@ def _read_jsonl(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Fou
                 bad_utf8.append(index)
                 rows.append(None)
             elif content.strip():  # a blank line is no object
-                row, fields = _parse_object(
-                    content, fields, scan.path, line, numbers=scan.options.fields is not None
-                )  # fmt: skip
+                row, fields = _parse_object(content, fields, scan.path, line, numbers=numbers)
                 rows.append(_merge_pair(row))
             else:
                 continue
@@ -274,7 +271,7 @@ def _has_header(fields: tuple[str, ...] | None) -> bool:
 def _column_numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
     """Numbers of columns, counted from 1 in the recipe and from 0 here."""
     for field in fields:
-        if not (field.isascii() and field.isdigit() and int(field)):
+        if not int(field):
             raise InputError(
                 f'"{field}" is no number of a column (text.fields). Columns count from 1, as in ["1", "2"].'
             )
@@ -288,6 +285,27 @@ def _columns_in_header(line: bytes, fields: tuple[str, ...], path: str | Path) -
         if field not in names:
             raise InputError(f'{path} line 1 names no column "{field}" (text.fields). {suggest(field, names)}')
     return tuple(map(names.index, fields))
+
+
+def _file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with file_errors(path), open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _range_reader(path: Path) -> Callable[[int, int], bytes]:
+    """A function that reads the bytes of a file from one offset to another; several threads may call it at once."""
+    with file_errors(path):
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed with the function that holds it)
+
+    def read(start: int, stop: int) -> bytes:
+        found = [b""]
+        while start < stop and (block := os.pread(file.fileno(), min(stop - start, 1 << 30), start)):
+            found.append(block)
+            start += len(block)
+        return b"".join(found)
+
+    return read
 
 
 def _file_states(files: list[Path]) -> list[tuple[int, int]]:

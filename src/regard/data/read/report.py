@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -66,8 +68,7 @@ class DataReport:
         """The report as plain text."""
         lines = [f"{'text':36}{', '.join(self.names)}", f"{'texts':36}{self.texts:>12,}"]
         lines += [f"{'  left out, ' + reason:36}{count:>12,}" for reason, count in self.left_out.items()]
-        lines.append(f"{'  used':36}{self.kept:>12,}")
-        lines.append(f"{'duplicates':36}{self.duplicates:>12,}")
+        lines += [f"{'  used':36}{self.kept:>12,}", f"{'duplicates':36}{self.duplicates:>12,}"]
         if self.stripped:
             lines.append(f"{'control characters removed':36}{self.stripped:>12,}")
         if self.overlap is not None:
@@ -89,6 +90,7 @@ def report_on(
     key = [corpus.digest, None if valid is None else valid.digest, aligned] if cache.root else None
     found = cache.table("report", key, lambda columns: _count(corpus, valid, aligned)).metadata
     overlap, shift = found["overlap"], found["shift"]
+    parts = corpus.subcorpora if len(corpus.subcorpora) > 1 else ()
     return DataReport(
         names=corpus.names,
         texts=len(corpus),
@@ -99,9 +101,7 @@ def report_on(
         overlap=None if overlap is None else (overlap[0], overlap[1]),
         sides=tuple(map(_histogram, samples.text_lengths)),
         shift=None if shift is None else Shift(**shift),
-        subcorpora=tuple((part.names[0], part.texts, part.weight) for part in corpus.subcorpora)
-        if len(corpus.subcorpora) > 1
-        else (),
+        subcorpora=tuple((part.names[0], part.texts, part.weight) for part in parts),
     )
 
 
@@ -127,13 +127,10 @@ def _hashes(corpus: Corpus) -> NDArray[np.int64]:
 
 def _side_hashes(texts: Sequence[str]) -> Iterator[int]:
     """A hash of each text, computed part by part, so that no long text is held in memory."""
-    current, found = -1, 0
-    for number, part in text_parts(texts):
-        if number != current and current >= 0:
-            yield found
-        found = hash(part) if number != current else hash((found, part))
-        current = number
-    if current >= 0:
+    for _, parts in groupby(text_parts(texts), key=itemgetter(0)):
+        found = hash(next(parts)[1])
+        for _, part in parts:  # noqa: B031 (what follows the first)
+            found = hash((found, part))
         yield found
 
 
@@ -146,9 +143,8 @@ def _histogram(lengths: NDArray[Any]) -> LengthHistogram:
     width = max(1, -(-usual // _BINS))
     edges = [*range(0, usual + width, width)]
     edges.append(max(max_length, edges[-1]) + 1)
-    counts = sum(
-        (np.histogram(block, bins=edges)[0] for block in _blocks(lengths)), np.zeros(len(edges) - 1, int)
-    ).tolist()
+    histograms = (np.histogram(block, bins=edges)[0] for block in _blocks(lengths))
+    counts = sum(histograms, np.zeros(len(edges) - 1, int)).tolist()
     if not counts[-1]:
         counts, edges = counts[:-1], edges[:-1]
     return LengthHistogram(total, max_length, tuple(edges), tuple(counts))

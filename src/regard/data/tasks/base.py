@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from regard.data.read.cache import Cache
@@ -59,6 +60,19 @@ class TaskBase:
     ) -> Samples:  # fmt: skip
         """The samples of a corpus for this task."""
         raise NotImplementedError(f"{type(self).__name__} must define samples")
+
+
+@dataclass(frozen=True)
+class LabelledTask(TaskBase):
+    """Base class of tasks on labelled texts; one of more than `max_length` tokens is left out."""
+
+    max_length: int = 256
+
+    def __post_init__(self) -> None:
+        require_room("max_length", self.max_length, 3)
+
+    def tokenizer_text(self, corpus: Corpus) -> Corpus:
+        return replace(corpus, targets=None)
 
 
 def require_room(name: str, value: int, least: int = 1) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Indices
+from regard.data.batching import IGNORE_INDEX, Batch, Indices
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.samples import ChunkSamples, chunk_documents
@@ -34,7 +33,6 @@ class BidirectionalLM(TaskBase):
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> BidirectionalSamples:  # fmt: skip
-        """The chunks of a corpus."""
         require_one_side(corpus, bpe_dropout)
         chunks = chunk_documents(corpus, tokenizers[0], cache, max_tokens=self.length - 2)
         return BidirectionalSamples(chunks=chunks, template=Template.of(tokenizers[0]))
@@ -46,7 +44,6 @@ class BidirectionalSamples(ChunkSamples):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Chunks by one side."""
         return np.asarray(self.chunks.lengths)[:, None] + 2
 
     def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Indices
+from regard.data.batching import IGNORE_INDEX, Batch, Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import split_pairs
 from regard.data.samples import LabelledSamples, LengthLimit, TokenizedSide, filter_texts
-from regard.data.tasks.base import Outputs, TaskBase, Tokenizers, require_no_bpe_dropout, require_room, require_targets
+from regard.data.tasks.base import LabelledTask, Outputs, Tokenizers, require_no_bpe_dropout, require_targets
 from regard.data.tokenize.encode import Template, padding_mask, without_bos_and_eos
 from regard.errors import InputError, suggest
 
@@ -30,28 +29,18 @@ ParseTarget = Callable[[int, str], float]
 
 
 @dataclass(frozen=True)
-class Classification(TaskBase):
-    """Predict the label of a text or pair; one of more than `max_length` tokens is left out."""
+class Classification(LabelledTask):
+    """Predict the label of a text or pair."""
 
-    max_length: int = 256
     labels: tuple[str, ...] = ()  # (): those of the training text
     outputs: ClassVar[Outputs] = "labels"
 
-    def __post_init__(self) -> None:
-        require_room("max_length", self.max_length, 3)
-
     def with_labels_from(self, corpus: Corpus) -> Classification:
-        """The task with the labels that occur in a corpus."""
         return self if self.labels else replace(self, labels=find_labels(corpus, lambda text: [text.strip()]))
-
-    def tokenizer_text(self, corpus: Corpus) -> Corpus:
-        """The texts without their labels."""
-        return replace(corpus, targets=None)
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TextSamples:  # fmt: skip
-        """The texts of a corpus with the ids of their labels."""
         labels = self.with_labels_from(corpus).labels
         label_id = label_ids(corpus, labels)
         require_no_bpe_dropout(bpe_dropout, "labelled text")
@@ -62,23 +51,14 @@ class Classification(TaskBase):
 
 
 @dataclass(frozen=True)
-class Regression(TaskBase):
-    """Predict the number of a text or pair; one of more than `max_length` tokens is left out."""
+class Regression(LabelledTask):
+    """Predict the number of a text or pair."""
 
-    max_length: int = 256
     outputs: ClassVar[Outputs] = "numbers"
-
-    def __post_init__(self) -> None:
-        require_room("max_length", self.max_length, 3)
-
-    def tokenizer_text(self, corpus: Corpus) -> Corpus:
-        """The texts without their numbers."""
-        return replace(corpus, targets=None)
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TextSamples:  # fmt: skip
-        """The texts of a corpus with their numbers."""
         require_no_bpe_dropout(bpe_dropout, "text with numbers")
         return _text_samples(
             corpus, tokenizers, cache, self.max_length, ["numbers"], partial(_parse_number, corpus), np.float32
@@ -107,14 +87,9 @@ class TextSamples(LabelledSamples):
 
 
 def _text_samples(
-    corpus: Corpus,
-    tokenizers: Tokenizers,
-    cache: Cache,
-    max_length: int,
-    key: list[Any],
-    parse: ParseTarget,
-    dtype: DTypeLike,
-) -> TextSamples:
+    corpus: Corpus, tokenizers: Tokenizers, cache: Cache, max_length: int, key: list[Any],
+    parse: ParseTarget, dtype: DTypeLike,
+) -> TextSamples:  # fmt: skip
     """The texts of a corpus with their targets."""
     tokenizer, template = tokenizers[0], Template.of(tokenizers[0])
     targets = require_targets(corpus)

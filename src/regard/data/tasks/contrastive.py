@@ -9,8 +9,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Indices
+from regard.data.batching import IGNORE_INDEX, Batch, Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
 from regard.data.samples import LabelledSamples, LengthLimit, TokenizedSide, filter_texts
@@ -32,7 +31,6 @@ class Contrastive(TaskBase):
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> ContrastiveSamples:  # fmt: skip
-        """The pairs of a corpus."""
         require_no_bpe_dropout(bpe_dropout, "pairs of texts")
         tokenizer, other = tokenizers
         if other is not None:

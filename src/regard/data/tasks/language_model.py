@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -13,8 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Indices, MixtureComponent, SampleRandom
+from regard.data.batching import IGNORE_INDEX, Batch, Indices, MixtureComponent, SampleRandom
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import byte_lengths
@@ -50,7 +49,6 @@ class LanguageModel(TaskBase):
 
     @property
     def max_positions(self) -> int:
-        """The positions that rows may occupy."""
         return self.random_positions
 
     def samples(
@@ -60,13 +58,9 @@ class LanguageModel(TaskBase):
         require_one_side(corpus, bpe_dropout)
         stream, left_out = _encode_documents(corpus, tokenizers[0], cache)
         return PackedSamples(
-            corpus=corpus,
-            stream=stream,
-            length=self.length,
-            pad=tokenizers[0].pad,
-            left_out=left_out,
+            corpus=corpus, stream=stream, length=self.length, pad=tokenizers[0].pad, left_out=left_out,
             random_positions=self.random_positions,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,19 +85,14 @@ class TruncatedBPTT(TaskBase):
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> StreamSamples:  # fmt: skip
-        """The segments of all streams of a corpus."""
         require_one_side(corpus, bpe_dropout)
         if any(part.weight != 1 for part in corpus.subcorpora):
             raise InputError("a stream is read once per epoch (text.train). Leave out the weights.")
         stream, left_out = _encode_documents(corpus, tokenizers[0], cache)
         return StreamSamples(
-            corpus=corpus,
-            stream=stream,
-            length=self.length,
-            pad=tokenizers[0].pad,
-            left_out=left_out,
+            corpus=corpus, stream=stream, length=self.length, pad=tokenizers[0].pad, left_out=left_out,
             streams=max(1, min(self.streams, (len(stream.tokens) - 1) // self.length)),
-        )
+        )  # fmt: skip
 
 
 def _encode_documents(corpus: Corpus, tokenizer: Tokenizer, cache: Cache) -> tuple[TokenRows, LeftOut]:
@@ -133,19 +122,16 @@ class PackedSamples:
 
     @cached_property
     def bytes(self) -> int:
-        """The bytes of the documents."""
         return int(byte_lengths(self.corpus.sources).sum())
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Rows by one side."""
         lengths = np.full((len(self), 1), self.length, dtype=np.int32)
         lengths[-1] = len(self.stream.tokens) - 1 - (len(self) - 1) * self.length
         return lengths
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every document."""
         return (self.stream.lengths,)
 
     @property
@@ -175,10 +161,10 @@ class PackedSamples:
         return Batch(inputs, targets, tuple(self._document_at(rows.starts).tolist()))
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """The documents in these rows."""
         starts, lengths = self._bounds(np.asarray(indices, dtype=np.int64))
         ranges = zip(self._document_at(starts).tolist(), self._document_at(starts + lengths - 2).tolist())
-        return self.corpus.where(chain.from_iterable(self._not_empty(first, last) for first, last in ranges))
+        documents = chain.from_iterable(range(first, last + 1) for first, last in ranges)
+        return self.corpus.where(number for number in documents if self.stream.lengths[number])
 
     def _bounds(self, rows: Indices) -> tuple[Indices, Indices]:
         """The offset of rows in the stream, and their number of tokens."""
@@ -188,9 +174,6 @@ class PackedSamples:
     def _document_at(self, offsets: Indices) -> Indices:
         """The document at each offset of the stream."""
         return np.searchsorted(self.stream.starts, offsets, side="right") - 1
-
-    def _not_empty(self, first: int, last: int) -> Iterator[int]:
-        return (number for number in range(first, last + 1) if self.stream.lengths[number])
 
     def _document_starts(self, rows: TokenRows) -> Tensor:
         """BT, one column more than the inputs: True where a document starts, whatever its first token is."""
@@ -224,12 +207,10 @@ class StreamSamples(PackedSamples):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Segments by one side."""
         return (self._bounds(np.arange(len(self)))[1] - 1)[:, None].astype(np.int32)
 
     @property
     def mixture(self) -> tuple[MixtureComponent, ...]:
-        """Every segment once per epoch."""
         return (MixtureComponent(len(self)),)
 
     @property
@@ -239,7 +220,6 @@ class StreamSamples(PackedSamples):
 
     @property
     def _segments(self) -> int:
-        """The segments of each stream."""
         return max(1, -(-self._shortest // self.length))
 
     def _bounds(self, rows: Indices) -> tuple[Indices, Indices]:

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Floats, Indices, SampleRandom
+from regard.data.batching import IGNORE_INDEX, Batch, Floats, Indices, SampleRandom
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.samples import ChunkSamples, chunk_documents
@@ -51,7 +50,6 @@ class MaskedLM(TaskBase):
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> MaskedSamples:  # fmt: skip
-        """The chunks of a corpus."""
         require_one_side(corpus, bpe_dropout)
         tokenizer, mask = tokenizers[0], tokenizers[0].mask
         special, least = (3, 2) if self.next_sentence else (2, 1)
@@ -62,13 +60,9 @@ class MaskedLM(TaskBase):
                 "Use more text, or next_sentence = false."
             )
         return MaskedSamples(
-            chunks=chunks,
-            template=Template.of(tokenizer),
-            task=self,
-            mask=mask,
-            ordinary=ordinary_tokens(tokenizer),
+            chunks=chunks, template=Template.of(tokenizer), task=self, mask=mask, ordinary=ordinary_tokens(tokenizer),
             boundaries=word_boundaries(tokenizer) if self.whole_word_masking else None,
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

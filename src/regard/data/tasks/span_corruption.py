@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Floats, Indices, SampleRandom
+from regard.data.batching import IGNORE_INDEX, Batch, Floats, Indices, SampleRandom
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.samples import ChunkSamples, chunk_documents
@@ -60,11 +59,7 @@ class SpanCorruption(TaskBase):
             )
         lengths = np.stack([chunks.lengths - noise + spans + 1, noise + spans + 1], axis=1).astype(np.int32)
         return SpanSamples(
-            chunks=chunks,
-            template=Template.of(tokenizer),
-            task=self,
-            lengths=lengths,
-            sentinels=np.array(sentinels, dtype=np.int64),
+            chunks=chunks, template=Template.of(tokenizer), task=self, lengths=lengths, sentinels=np.array(sentinels)
         )
 
     def counts(self, tokens: NDArray[Any]) -> tuple[Indices, Indices]:

@@ -9,12 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Indices
+from regard.data.batching import IGNORE_INDEX, Batch, Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
 from regard.data.samples import FilteredSamples, LengthLimit, TokenizedSide, filter_texts
-from regard.data.tasks.base import Outputs, TaskBase, Tokenizers, require_no_bpe_dropout, require_room, require_targets
+from regard.data.tasks.base import LabelledTask, Outputs, Tokenizers, require_no_bpe_dropout, require_targets
 from regard.data.tasks.classification import find_labels, label_ids
 from regard.data.tokenize.encode import TokenRows, padding_mask
 from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
@@ -22,28 +21,18 @@ from regard.errors import InputError
 
 
 @dataclass(frozen=True)
-class Tagging(TaskBase):
-    """Predict the tag of each word at its first token; a text of more than `max_length` tokens is left out."""
+class Tagging(LabelledTask):
+    """Predict the tag of each word at its first token."""
 
-    max_length: int = 256
     labels: tuple[str, ...] = ()  # the tags; (): those of the training text
     outputs: ClassVar[Outputs] = "tags"
 
-    def __post_init__(self) -> None:
-        require_room("max_length", self.max_length, 3)
-
     def with_labels_from(self, corpus: Corpus) -> Tagging:
-        """The task with the tags that occur in a corpus."""
         return self if self.labels else replace(self, labels=find_labels(corpus, str.split))
-
-    def tokenizer_text(self, corpus: Corpus) -> Corpus:
-        """The texts without their tags."""
-        return replace(corpus, targets=None)
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TagSamples:  # fmt: skip
-        """The texts of a corpus with the tag of each token."""
         require_no_bpe_dropout(bpe_dropout, "tagged text")
         if corpus.paired_sources:
             raise InputError(f"{corpus.names[0]} has two texts per line (text.fields). Name one text and its tags.")
@@ -75,7 +64,6 @@ class TagSamples(FilteredSamples):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Texts by one side."""
         return np.asarray(self.tags.lengths)[:, None]
 
     def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:

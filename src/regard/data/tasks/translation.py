@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.data.batching import IGNORE_INDEX, Batch
-from regard.data.draws import Indices
+from regard.data.batching import IGNORE_INDEX, Batch, Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import prefixed
@@ -34,13 +33,11 @@ class Translation(TaskBase):
         require_room("max_length", self.max_length)
 
     def tokenizer_text(self, corpus: Corpus) -> Corpus:
-        """The pairs, with the prefix before each source."""
         return replace(corpus, sources=prefixed(corpus.sources, self.prefix))
 
     def samples(
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> TranslationSamples:  # fmt: skip
-        """The pairs of a corpus."""
         if corpus.targets is None:
             raise InputError(f"{corpus.names[0]} has one side (text.train). Name two, as in data/train.{{de,en}}.")
         corpus = self.tokenizer_text(corpus)

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regard.data.batching import Batch
-from regard.data.draws import Indices, MixtureComponent
+from regard.data.batching import Batch, Indices, MixtureComponent
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.corpus import Corpus
 from regard.data.samples import LeftOut, Samples
@@ -53,9 +52,7 @@ def text_characters(
     return found, real
 
 
-def token_characters(
-    tokenizer: Tokenizer, cache: Cache | None = None, characters: int = WORD_CHARACTERS
-) -> Characters:  # fmt: skip
+def token_characters(tokenizer: Tokenizer, cache: Cache | None = None, characters: int = WORD_CHARACTERS) -> Characters:
     """-> N by characters: a table of the characters of each token, so that table[ids] is BTC for ids BT.
 
     The row of pad is 0, unless pad is bos or eos as well.
@@ -87,50 +84,41 @@ class CharacterSamples:
 
     @property
     def corpus(self) -> Corpus:
-        """The corpus."""
         return self.samples.corpus
 
     @property
     def lengths(self) -> NDArray[Any]:
-        """Samples by sides: their tokens in a batch."""
         return self.samples.lengths
 
     @property
     def text_lengths(self) -> tuple[NDArray[Any], ...]:
-        """The tokens of every text, per side."""
         return self.samples.text_lengths
 
     @property
     def left_out(self) -> LeftOut:
-        """The texts that are not among the samples."""
         return self.samples.left_out
 
     @property
     def bytes(self) -> int:
-        """The UTF-8 bytes of all that is predicted in an epoch."""
         return self.samples.bytes
 
     @property
     def mixture(self) -> tuple[MixtureComponent, ...]:
-        """The samples of each subcorpus."""
         return self.samples.mixture
 
     @property
     def streams(self) -> int:
-        """The number of parallel streams."""
         return self.samples.streams
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
-        """A batch with characters as inputs."""
         batch = self.samples.batch(indices, seed)
         ids = torch.from_numpy(np.asarray(self.table)[batch.inputs["ids"].numpy()])
         return replace(batch, inputs={**batch.inputs, "ids": ids})
 
     def where(self, indices: Sequence[int] | Indices) -> str:
-        """The lines of the corpus that these samples come from."""
         return self.samples.where(indices)
 
 

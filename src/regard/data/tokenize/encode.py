@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regard.data.draws import Indices
+from regard.data.batching import Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.texts import text_parts, texts_digest
 from regard.data.tokenize.tokenizer import Tokenizer
@@ -147,11 +147,9 @@ class BPEDropout:
                 break
             index = min(possible)[1]
             parts[index : index + 2] = [parts[index] + parts[index + 1]]
-        return [self._token_id(part) for part in parts]
-
-    def _token_id(self, part: str) -> int:
-        number = self._vocabulary.get(part)
-        return self._tokenizer.unk if number is None else number
+        known = self._vocabulary
+        # Not `get`: unk is asked for only where it is needed, because a vocabulary of bytes may lack it
+        return [known[part] if part in known else self._tokenizer.unk for part in parts]  # noqa: SIM401
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, takewhile
 from types import MappingProxyType
+from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models
 
 from regard import messages
-from regard.data.tokenize.regex_safety import require_safe
 from regard.errors import DamagedFile, InputError
 
 Offsets = tuple[int, int]
@@ -38,6 +40,23 @@ _UNSPACED = re.compile(
 )
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _NO_REPLACEMENTS: Mapping[int, str] = MappingProxyType({})
+
+# Regex safety: of a tokenizer.json only patterns that cannot backtrack catastrophically are run.
+_MAX_GROWTH = 10_000  # of a text's length by all replacements together
+_MAX_WORD = 1000  # characters of a word that WordPiece segments, in quadratic time
+
+# A safe pattern is an alternation of branches. A branch is a sequence of characters, a few of them optional, and one
+# group of fixed words; only its end may repeat, so a match can fail only before anything repeats, and no character is
+# read twice.
+_CLASS = r"\[\^?(?:\\[pP]\{\^?\w+\}|\\[^\dpP]|[^\[\]\\&])+\]"
+_ONE = rf"(?:{_CLASS}|\\[pP]\{{\^?\w+\}}|\\[^\dpPkgGKRXbBAzZ]|[^\\()\[\]{{}}|*+?^$])"
+_FIXED = rf"(?:{_ONE}(?![?*+{{]))*"
+_WORDS = rf"\(\?i?:{_ONE}+(?:\|{_ONE}+)*\)\??"
+_REPEATED = rf"{_ONE}(?:[*+]|\{{\d{{1,2}}(?:,\d*)?\}})(?:{_ONE}\*)*"
+# These backtrack by one character, or over spaces that the next branch takes.
+_SPACES = r"\\s(?:\+|\{\d{1,2},\d*\})\(\?!\\S\)|\\s\*\[\\r\\n\]\+"
+_BRANCH = rf"(?:{_SPACES}|\^?{_FIXED}(?:{_ONE}\?{_FIXED}){{0,4}}(?:{_WORDS}{_FIXED})?(?:{_REPEATED}|\$)?)"
+_SAFE = re.compile(rf"{_BRANCH}(?:\|{_BRANCH})*")
 
 
 @dataclass(frozen=True)
@@ -83,8 +102,8 @@ class Tokenizer:
         added = tokenizer.get_added_tokens_decoder()
         self._specials = {token.content: number for number, token in added.items() if token.special}
         given = special_tokens or SpecialTokens()
-        usual = (self._specials[name] for name in ("<unk>", "[UNK]") if name in self._specials)
-        self._unk: int | None = next(usual, None) if given.unk is None else given.unk
+        usual = self._specials.get("<unk>", self._specials.get("[UNK]"))
+        self._unk: int | None = usual if given.unk is None else given.unk
         self._forbidden = set(self._specials.values()) - {self._unk}
         size = max(tokenizer.get_vocab().values(), default=-1) + 1
         self.vocabulary: int = size if given.first_unknown is None else min(size, given.first_unknown)
@@ -112,7 +131,6 @@ class Tokenizer:
 
     @cached_property
     def mask(self) -> int:
-        """The mask token."""
         return self._special("mask", "<mask>", "[MASK]")
 
     @cached_property
@@ -124,8 +142,8 @@ class Tokenizer:
     @cached_property
     def sentinels(self) -> list[int]:
         """The sentinel tokens <extra_id_0>, <extra_id_1>, ... that stand for spans of text (T5), in that order."""
-        found = (self._specials.get(f"<extra_id_{number}>") for number in count())
-        return [number for number in takewhile(lambda number: number is not None, found) if number is not None]
+        names = takewhile(self._specials.__contains__, (f"<extra_id_{number}>" for number in count()))
+        return [self._specials[name] for name in names]
 
     def encode(self, text: str) -> list[int]:
         """Text to token ids, without special tokens."""
@@ -214,7 +232,7 @@ class Tokenizer:
         """The inverse of `to_json`, also for a tokenizer.json of another program."""
         try:
             library = tokenizers.Tokenizer.from_str(text)
-            require_safe(library)
+            _require_safe(library)
             tokenizer = cls(library, text, special_tokens)
             tokenizer.encode("A probe, 1.")
         except (KeyboardInterrupt, SystemExit, DamagedFile):
@@ -330,3 +348,28 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
                 f"the text holds an unpaired surrogate (U+{ord(half.group()):04X}) at position {half.start() + 1}. "
                 "Give valid Unicode."
             )
+
+
+def _require_safe(tokenizer: tokenizers.Tokenizer) -> None:
+    """Refuse a tokenizer that some text would keep busy for hours."""
+    steps = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
+    parts = [json.loads(step.__getstate__()) for step in steps if step is not None]
+    for pattern in _values_of("Regex", parts):
+        if len(pattern) > 1000 or not _SAFE.fullmatch(pattern):
+            raise messages.BAD_TOKENIZER(why=f"its pattern {pattern[:60]!r} could hang on some text, and is not run")
+    growth = math.prod(1 + len(text) for text in _values_of("content", parts))
+    if growth > _MAX_GROWTH:
+        raise messages.BAD_TOKENIZER(why=f"its replacements could make a text {growth:.1g} times as long")
+    model = tokenizer.model
+    if isinstance(model, models.WordPiece) and model.max_input_chars_per_word > _MAX_WORD:
+        raise messages.BAD_TOKENIZER(
+            why=f"max_input_chars_per_word is {model.max_input_chars_per_word:,}, the most that is run is {_MAX_WORD:,}"
+        )
+
+
+def _values_of(name: str, plain: Any) -> Iterator[str]:
+    """The strings under a key, at any depth."""
+    if isinstance(plain, dict) and isinstance(plain.get(name), str):
+        yield plain[name]
+    for value in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
+        yield from _values_of(name, value)

@@ -12,8 +12,7 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 from regard import messages
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
-from regard.data.read.files import read_text
-from regard.data.read.texts import ChainedTexts, text_parts, texts_digest
+from regard.data.read.texts import ChainedTexts, read_text, text_parts, texts_digest
 from regard.data.tokenize.tokenizer import BYTES, SPECIALS, UNK, Tokenizer
 from regard.errors import InputError
 from regard.schema import to_dict

@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.layers.attention import ablate, head_width, merge_heads, split_heads
 from regard.layers.contract import Context, Facts, Memory, Sublayer, write_memory
-from regard.layers.linear import linear
+from regard.layers.feedforward import linear
 from regard.layers.lsh.banded import BandedWeights, banded_attention, unit_keys
 from regard.layers.lsh.masks import SELF_PENALTY, Buckets, Chunks, Full, RankWindow
 from regard.layers.record import AttentionWeights, Rows, ScoreInputs
@@ -58,11 +58,9 @@ class LSHAttention:
 
     @property
     def facts(self) -> Facts:
-        """Facts about the sublayer."""
         return Facts(heads=self.heads, causal=self.causal, incremental=self.pattern.incremental, packs=True)
 
     def build(self, width: int, source_width: int | None = None) -> LSHAttentionLayer:
-        """The module for a stream of this width."""
         return LSHAttentionLayer(self, width)
 
 

@@ -86,8 +86,7 @@ def banded_attention(q: Tensor, k: Tensor | None, v: Tensor, bands: list[Band], 
     """
     flat = (None if part is None else part.flatten(0, 1) for part in (q, k, v))
     output: Tensor = BandedAttention.apply(*flat, bands, scale)  # type: ignore[no-untyped-call]
-    heads: Tensor = output.unflatten(0, q.shape[:2])
-    return heads
+    return output.view(v.shape)
 
 
 class BandedAttention(torch.autograd.Function):
@@ -209,9 +208,8 @@ def _take(values: Tensor, index: Tensor) -> Tensor:
     if rows == 1:
         return values[0].index_select(0, index[0])[None]
     offset = length * torch.arange(rows, device=index.device, dtype=index.dtype)
-    taken: Tensor = values.flatten(0, 1).index_select(0, (index + offset[:, None]).flatten())
-    found: Tensor = taken.unflatten(0, index.shape)
-    return found
+    taken = values.flatten(0, 1).index_select(0, (index + offset[:, None]).flatten())
+    return taken.view(*index.shape, values.shape[-1])
 
 
 def _wrap(band: Band, buffer: Tensor) -> Tensor:
@@ -269,12 +267,9 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of ncCK, ncWK and ncWV; the output y is that of all rounds, not of these windows only."""
     if q.device.type == "cpu":
-        kernel = _cpu_kernel("_backward")
-        expanded = mask.to(q.dtype).expand(len(q), -1, -1, -1)
-        found: tuple[Tensor, Tensor, Tensor] = kernel(
-            gradient, q, k, v, y, lse, 0.0, False, attn_mask=expanded, scale=scale
-        )  # fmt: skip
-        return found
+        mask, kernel = mask.to(q.dtype).expand(len(q), -1, -1, -1), _cpu_kernel("_backward")
+        of_q, of_k, of_v = kernel(gradient, q, k, v, y, lse, 0.0, False, attn_mask=mask, scale=scale)
+        return of_q, of_k, of_v
     weights = ((q @ k.transpose(-1, -2) * scale + mask).float() - lse[..., None]).exp_().to(v.dtype)
     inner = weights * (gradient @ v.transpose(-1, -2) - (gradient * y).sum(-1, keepdim=True)) * scale
     return inner @ k, inner.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ gradient

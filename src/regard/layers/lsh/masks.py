@@ -176,7 +176,6 @@ class Chunks(LSHPattern):
         return 2 ** (power // 2), 2 ** (power - power // 2)
 
     def local_pattern(self, causal: bool) -> ChunkWindow:
-        """The pattern of the local attention layers between such layers."""
         return ChunkWindow(self.length, self.before, 0 if causal else self.after, causal, self.all_windows)
 
     def rotations(self, seed: int, shape: tuple[int, int, int, int]) -> Tensor:

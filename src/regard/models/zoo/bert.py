@@ -7,8 +7,7 @@ from typing import Literal
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PostNorm, PreNorm
-from regard.layers.linear import LayerNorm
+from regard.layers.join import LayerNorm, PostNorm, PreNorm
 from regard.layers.positions import Learned, Position, position_for
 from regard.layers.reversible import Reversible
 from regard.layers.scores import Dot, Score

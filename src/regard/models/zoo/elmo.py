@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from regard.layers.bidirectional import BidirectionalLSTM, ProjectedLSTM
-from regard.layers.character_cnn import CharacterCNN
-from regard.layers.embedding import Embed
+from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.join import Replace
 from regard.models.model import Model, Stack
 from regard.models.readouts import BidirectionalVocabulary, Vocabulary

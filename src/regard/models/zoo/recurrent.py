@@ -28,7 +28,7 @@ def seq2seq(
     """
     encoder = Recurrent(cell, depth, direction, dropout)
     decoder = Recurrent(cell, depth, dropout=dropout, initial_state=Copied())
-    return _encoder_decoder(width, (encoder,), (decoder,), dropout, tied, shared)
+    return _encoder_decoder(width, encoder, (decoder,), dropout, tied, shared)
 
 
 def bahdanau(
@@ -43,13 +43,10 @@ def bahdanau(
     tied: bool = False,
     shared: bool = False,
 ) -> Model:
-    """Learning to align and translate (Bahdanau 2014): the decoder attends with its previous state, before its cell.
-
-    Each direction of the encoder has half the width.
-    """
+    """Learning to align and translate (Bahdanau 2014): the decoder attends with its previous state, before its cell."""
     encoder = Recurrent(cell, depth, direction, dropout)
     decoder = AttentionDecoder("before", cell, depth, score, pattern, Projected(), dropout)
-    return _encoder_decoder(width, (encoder,), (decoder,), dropout, tied, shared)
+    return _encoder_decoder(width, encoder, (decoder,), dropout, tied, shared)
 
 
 def luong(
@@ -76,22 +73,17 @@ def luong(
     decoder: tuple[AnySublayer, ...] = (AttentionDecoder("after", cell, depth, score, pattern, initial, dropout),)
     if not input_feeding:
         decoder = Recurrent(cell, depth, dropout=dropout, initial_state=initial), AttentionalVector(score, pattern)
-    return _encoder_decoder(width, (encoder,), decoder, dropout, tied, shared)
+    return _encoder_decoder(width, encoder, decoder, dropout, tied, shared)
 
 
 def _encoder_decoder(
-    width: int,
-    encoder: tuple[AnySublayer, ...],
-    decoder: tuple[AnySublayer, ...],
-    dropout: float,
-    tied: bool,
-    shared: bool,
+    width: int, encoder: Recurrent, decoder: tuple[AnySublayer, ...], dropout: float, tied: bool, shared: bool
 ) -> Model:
     """An encoder and a decoder of one layer each, without residual connections and norms."""
     return Model(
         width,
         embed=Embed(scaled=True, dropout=dropout),
-        encoder=Stack((encoder,), Replace(), dropout),
+        encoder=Stack(((encoder,),), Replace(), dropout),
         decoder=Stack((decoder,), Replace(), dropout),
         readout=Vocabulary(tied=tied, biased=True),
         shared=shared,

@@ -8,8 +8,7 @@ from typing import Literal
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
-from regard.layers.join import PreNorm
-from regard.layers.linear import RMSNorm
+from regard.layers.join import PreNorm, RMSNorm
 from regard.layers.patterns import Causal
 from regard.layers.positions import Position, RelativeBias, position_for
 from regard.layers.reversible import Reversible

@@ -16,9 +16,7 @@ from regard.models.model import Model, Stack
 from regard.models.readouts import Vocabulary
 
 
-def sized(
-    published: tuple[int, ...], width: int | None, depth: int | None, heads: int | None
-) -> tuple[int, int, int]:  # fmt: skip
+def sized(published: tuple[int, ...], width: int | None, depth: int | None, heads: int | None) -> tuple[int, int, int]:
     """Width, depth and heads: the caller's, else those of a published size; another width has heads of 64."""
     default_heads = published[2] if width is None else max(1, width // 64)
     return width or published[0], depth or published[1], heads or default_heads

@@ -10,8 +10,7 @@ from typing import Any
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PostNorm
-from regard.layers.linear import LayerNorm
+from regard.layers.join import LayerNorm, PostNorm
 from regard.layers.positions import Learned
 from regard.models.model import Model, Stack
 from regard.models.readouts import NEXT_SENTENCE, First, Label, Mean, Transform, Vector, Vocabulary
@@ -116,12 +115,9 @@ def _encoder(
     width, depth, heads, inner = shape
     dropout = config.number(dropouts[0], 0.1)
     config.ignore(dropouts[1])
-    layer = SelfAttention(heads), FeedForward(inner, activation)
-    return Model(
-        width,
-        Embed(Learned(max_positions), dropout=dropout, segments=segments, norm=LayerNorm(epsilon)),
-        encoder=Stack(depth * (layer,), PostNorm(LayerNorm(epsilon)), dropout),
-    )
+    norm, layer = LayerNorm(epsilon), (SelfAttention(heads), FeedForward(inner, activation))
+    embed = Embed(Learned(max_positions), dropout=dropout, segments=segments, norm=norm)
+    return Model(width, embed, encoder=Stack(depth * (layer,), PostNorm(norm), dropout))
 
 
 def _with_readout(
@@ -146,33 +142,25 @@ def _with_readout(
 
 def _bert(
     config: ConfigReader, weights: PublishedWeights, architecture: str, *, roberta: bool = False
-) -> PublishedModel:  # fmt: skip
+) -> PublishedModel:
     config.assume("position_embedding_type", "absolute")
     activation, epsilon = config.activation("hidden_act", "gelu"), config.epsilon("layer_norm_eps", 1e-12)
     max_positions = config.integer("max_position_embeddings", 512, least=3)
     if roberta:
         config.assume("pad_token_id", 1)
-    width = config.integer("hidden_size", 768)
     base = _encoder(
         config,
-        (width, config.depth("num_hidden_layers", 12), config.integer("num_attention_heads", 12),
-         config.integer("intermediate_size", 3072)),
-        activation=activation,
-        epsilon=epsilon,
-        max_positions=max_positions - 2 if roberta else max_positions,
-        segments=config.integer("type_vocab_size", 2),
-        dropouts=("hidden_dropout_prob", "attention_probs_dropout_prob"),
+        (config.integer("hidden_size", 768), config.depth("num_hidden_layers", 12),
+         config.integer("num_attention_heads", 12), config.integer("intermediate_size", 3072)),
+        activation=activation, epsilon=epsilon, max_positions=max_positions - 2 if roberta else max_positions,
+        segments=config.integer("type_vocab_size", 2), dropouts=("hidden_dropout_prob", "attention_probs_dropout_prob"),
     )  # fmt: skip
     model = _with_readout(
-        base,
-        config,
-        weights,
-        architecture.removeprefix("Roberta" if roberta else "Bert"),
+        base, config, weights, architecture.removeprefix("Roberta" if roberta else "Bert"),
         matrix="lm_head.decoder.weight" if roberta else "cls.predictions.decoder.weight",
         transform=Transform("gelu" if roberta else activation, LayerNorm(epsilon)),
-        inner="tanh",
-        dropout=config.number("classifier_dropout", 0.1),
-    )
+        inner="tanh", dropout=config.number("classifier_dropout", 0.1),
+    )  # fmt: skip
     return PublishedModel(model, config.integer("vocab_size", 50265 if roberta else 30522))
 
 
@@ -182,30 +170,21 @@ def _distilbert(config: ConfigReader, weights: PublishedWeights, architecture: s
         config,
         (config.integer("dim|hidden_size", 768), config.depth("n_layers|num_hidden_layers", 6),
          config.integer("n_heads|num_attention_heads", 12), config.integer("hidden_dim", 3072)),
-        activation=activation,
-        epsilon=1e-12,
-        max_positions=config.integer("max_position_embeddings", 512),
-        segments=0,
-        dropouts=("dropout", "attention_dropout"),
+        activation=activation, epsilon=1e-12, max_positions=config.integer("max_position_embeddings", 512),
+        segments=0, dropouts=("dropout", "attention_dropout"),
     )  # fmt: skip
     config.ignore("qa_dropout")
     model = _with_readout(
-        base,
-        config,
-        weights,
-        architecture.removeprefix("DistilBert"),
-        matrix="vocab_projector.weight",
-        transform=Transform(activation, LayerNorm(1e-12)),
-        inner="relu",
+        base, config, weights, architecture.removeprefix("DistilBert"), matrix="vocab_projector.weight",
+        transform=Transform(activation, LayerNorm(1e-12)), inner="relu",
         dropout=config.number("seq_classif_dropout", 0.2),
-    )
+    )  # fmt: skip
     return PublishedModel(model, config.integer("vocab_size", 30522))
 
 
 def _bert_config(published: PublishedModel, *, name: str = "Bert") -> dict[str, Any]:
     head, labels = published.head("ForMaskedLM")
-    encoder = published.encoder
-    roberta = name == "Roberta"
+    encoder, roberta = published.encoder, name == "Roberta"
     return {
         "architectures": [f"{name}{head}"],
         "vocab_size": published.vocabulary,

@@ -90,7 +90,6 @@ class ConfigReader:
         return int(value)
 
     def optional_integer(self, name: str) -> int | None:
-        """An integer, or None."""
         self.ignore(name)
         return None if self.values.get(name) is None else self.integer(name, least=-_MAX_INTEGER)
 
@@ -104,14 +103,12 @@ class ConfigReader:
         return tuple(numbers)
 
     def integer_pair(self, name: str, default: tuple[int, int]) -> tuple[int, int]:
-        """Two positive integers."""
         found = self.integers(name, default)
         if len(found) != 2:
             raise DamagedFile(f"{name} must be two numbers, got {list(found)} ({self.where}). Copy it again.")
         return found[0], found[1]
 
     def strings(self, name: str, default: tuple[str, ...]) -> tuple[str, ...]:
-        """A list of strings."""
         return tuple(self._value(tuple[str, ...], name, default))
 
     def depth(self, name: str, default: int | None = None) -> int:
@@ -119,7 +116,6 @@ class ConfigReader:
         return self.integer(name, default, most=10_000)
 
     def number(self, name: str, default: float) -> float:
-        """A floating-point number."""
         return float(self._value(float, name, default))
 
     def epsilon(self, name: str, default: float) -> float:
@@ -130,11 +126,9 @@ class ConfigReader:
         return value
 
     def boolean(self, name: str, default: bool) -> bool:
-        """True or false."""
         return bool(self._value(bool, name, default))
 
     def string(self, name: str, default: str) -> str:
-        """A string."""
         return str(self._value(str, name, default))
 
     def activation(self, name: str, default: str) -> Activation:
@@ -174,7 +168,7 @@ class ConfigReader:
 
     def classification_readout(
         self, head: str, *, pool: Pool, inner: Activation | None, dropout: float, biased: bool = True
-    ) -> AnyReadout | None:  # fmt: skip
+    ) -> AnyReadout | None:
         """The readout of an architecture's classification head; None for all other heads."""
         if head == "ForSequenceClassification":
             names = self.labels()
@@ -257,7 +251,6 @@ class StackParts:
 
     @property
     def depth(self) -> int:
-        """The number of layers."""
         return len(self.stack.layers)
 
     @property
@@ -284,12 +277,10 @@ class PublishedModel:
 
     @property
     def encoder(self) -> StackParts:
-        """The encoder and its parts."""
         return StackParts.of(self.model.encoder)
 
     @property
     def decoder(self) -> StackParts:
-        """The decoder and its parts."""
         return StackParts.of(self.model.decoder)
 
     @property
@@ -353,7 +344,8 @@ class Family:
     unprefixed: str = "^$"  # names that never have the prefix
     ignored: tuple[str, ...] = ()
     kept_settings: tuple[str, ...] = ()  # settings that our model does not need, but others read
-    constant_tensors: Callable[[PublishedModel], Mapping[str, Tensor]] = lambda published: {}
+    # The bias that others expect of a language model head, for a vocabulary size, where our model has none.
+    zero_bias: Callable[[int], Mapping[str, Tensor]] = lambda vocabulary: {}
 
     def without_prefix(self, name: str) -> str:
         """A tensor's name in the weight table: without the prefix, in its modern spelling."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,11 @@ from regard.errors import DamagedFile, InputError
 from regard.layers.embedding import Embed
 from regard.layers.positions import Axial
 from regard.models.model import Model, Network
+from regard.models.readouts import Vocabulary
 from regard.schema import to_dict, toml_value
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
-from regard.store.generation_config import read_generation_config, to_huggingface
 from regard.store.huggingface.bert import BERT, DISTILBERT, ROBERTA
-from regard.store.huggingface.config import (
-    GENERATION_SETTINGS,
-    ConfigReader,
-    Family,
-    PublishedModel,
-    PublishedWeights,
-)
+from regard.store.huggingface.config import GENERATION_SETTINGS, ConfigReader, Family, PublishedModel, PublishedWeights
 from regard.store.huggingface.gpt2 import GPT2
 from regard.store.huggingface.marian import MARIAN
 from regard.store.huggingface.reformer import REFORMER
@@ -55,8 +49,11 @@ from regard.store.loading import (
     Loaded,
     is_inside,
     load_parameters,
+    parameter_shapes,
+    read_generation_config,
     refuse_pickles,
     require_finite,
+    to_huggingface,
 )
 from regard.version import __version__
 
@@ -64,14 +61,6 @@ FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER)
 _ONLY_BERT = {"hidden_size", "intermediate_size", "type_vocab_size"}
 _PUBLISHED_KINDS = {"self_attention", "lsh_attention", "cross_attention", "feed_forward"}
 _TRAINING_ONLY = {"dropout", "init_std", "weight", "temperature", "slice_length"}  # fields that change no output
-
-
-@dataclass(frozen=True)
-class _Files:
-    """The file and the shape of each tensor, by name."""
-
-    paths: Mapping[str, Path]
-    shapes: Shapes
 
 
 def read_huggingface(folder: Path, device: torch.device) -> Loaded:
@@ -82,18 +71,15 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
     family = _family(config, folder)
     has_sentence_readout = is_sentence_folder(folder)
     refuse_pickles(folder)
-    files = _files(folder)
-    names = {family.without_prefix(name): name for name in files.shapes}
-    if len(names) < len(files.shapes):
+    paths, stored = _files(folder)
+    names = {family.without_prefix(name): name for name in stored}
+    if len(names) < len(stored):
         raise DamagedFile(f"two tensors of {folder} have the same name but for {family.prefix!r}. Copy them again.")
-    shapes = {short: files.shapes[name] for short, name in names.items()}
-
-    @cache
-    def tensors_of(path: Path) -> dict[str, Tensor]:
-        return read_tensors(path)
+    shapes = {short: stored[name] for short, name in names.items()}
+    tensors_of = cache(read_tensors)
 
     def read(short: str) -> Tensor:
-        tensor = tensors_of(files.paths[names[short]])[names[short]]
+        tensor = tensors_of(paths[names[short]])[names[short]]
         if not tensor.is_floating_point():
             raise InputError(f"{names[short]} holds {tensor.dtype}, not floating-point numbers ({folder}). "
                              "Save the model without quantization.")  # fmt: skip
@@ -208,7 +194,7 @@ def _match(
     if depth > len(shapes):
         what = f"config.json says {depth:,} layers, the weights hold {len(shapes):,} tensors"
         raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
-    ours = _parameter_shapes(published, f"{folder}/config.json")
+    ours = parameter_shapes(model, (published.vocabulary, published.source_vocabulary), f"{folder}/config.json")
     matches = match_rows(family.rows(published), list(ours))
     # Files of sentence encoders may still hold the heads of pretraining.
     ignored = (*family.ignored, r"^pooler\.", family.unprefixed) if has_sentence_readout else family.ignored
@@ -216,21 +202,11 @@ def _match(
     return matches
 
 
-def _parameter_shapes(published: PublishedModel, where: str) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's parameters, without allocating them."""
-    try:
-        with torch.device("meta"):
-            network = published.model.build(published.vocabulary, published.source_vocabulary)
-    except (InputError, RuntimeError, ValueError, ArithmeticError, TypeError) as error:
-        raise DamagedFile(f"{where} cannot be used: {str(error).splitlines()[0]}") from error
-    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
-
-
-def _files(folder: Path) -> _Files:
-    """The weight files of a folder: one, or the shards that an index names."""
+def _files(folder: Path) -> tuple[dict[str, Path], Shapes]:
+    """The file and the shape of each tensor, by name: from one file, or from the shards that an index names."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         shapes = read_shapes(folder / WEIGHTS)
-        return _Files(dict.fromkeys(shapes, folder / WEIGHTS), shapes)
+        return dict.fromkeys(shapes, folder / WEIGHTS), shapes
     weight_map = read_json(folder / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise DamagedFile(f"{folder / INDEX} has no weight_map. Copy or download it again.")
@@ -240,7 +216,7 @@ def _files(folder: Path) -> _Files:
         shard = weight_map[missing[0]]
         raise DamagedFile(f"{shard} lacks {missing[0]}, which {folder / INDEX} says it holds. Download it again.")
     paths = {tensor: folder / name for name, shapes in shards.items() for tensor in shapes}
-    return _Files(paths, {tensor: shape for shapes in shards.values() for tensor, shape in shapes.items()})
+    return paths, {tensor: shape for shapes in shards.values() for tensor, shape in shapes.items()}
 
 
 def _shard(folder: Path, name: str) -> Path:
@@ -278,16 +254,17 @@ def _equivalent(
         try:
             config = family.to_config(published)
             tensors = _to_theirs(family, published, network, config["architectures"][0])
-            names = {family.without_prefix(name): name for name in tensors}
-            shapes = {short: tuple(tensors[name].shape) for short, name in names.items()}
-            read = lambda name, names=names, tensors=tensors: tensors[names[name]]  # noqa: E731
-            found = PublishedWeights(shapes, read)
-            again = _from_config(family, {"model_type": family.name, **config}, found, "config.json")
+            found = {family.without_prefix(name): tensor for name, tensor in tensors.items()}
+            shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
+            weights = PublishedWeights(shapes, found.__getitem__)
+            again = _from_config(family, {"model_type": family.name, **config}, weights, "config.json")
         except (TypeError, ValueError, KeyError, IndexError, DamagedFile):
             continue
         different = _differences(_comparable(published.model), _comparable(again.model))
         if not different:
-            _require_all_parameters(family, published, network)
+            ours = [name for name, _ in network.named_parameters()]
+            lost = sorted(set(ours) - {match.ours for match in match_rows(family.rows(published), ours)})
+            assert not lost, f"no row of {family.name}'s table holds {lost}"
             return family, config, tensors
         faults.append((len(different), f"{family.name} has no {' and no '.join(different[:3])}"))
     nearest = min(faults, default=(0, f"no family that others know has {_unpublished_parts(published.model)}"))[1]
@@ -303,23 +280,16 @@ def _unpublished_parts(model: Model) -> str:
     return " and no ".join(parts) or "layers like these"
 
 
-def _to_theirs(
-    family: Family, published: PublishedModel, network: Network, architecture: str
-) -> dict[str, Tensor]:  # fmt: skip
+def _to_theirs(family: Family, published: PublishedModel, network: Network, architecture: str) -> dict[str, Tensor]:
     """Our parameters as published tensors, by their names."""
     ours = dict(network.named_parameters())
     theirs: dict[str, Tensor] = {}
     for match in match_rows(family.rows(published), list(ours)):
         theirs |= match.to_theirs(ours[match.ours].detach())
-    theirs |= family.constant_tensors(published)
+    match published.model.readout:
+        case Vocabulary(biased=False):
+            theirs |= family.zero_bias(published.vocabulary)
     return {family.with_prefix(name, architecture): tensor.clone().contiguous() for name, tensor in theirs.items()}
-
-
-def _require_all_parameters(family: Family, published: PublishedModel, network: Network) -> None:
-    """Assert that the weight table covers every parameter of a model that the family can describe."""
-    ours = [name for name, _ in network.named_parameters()]
-    lost = sorted(set(ours) - {match.ours for match in match_rows(family.rows(published), ours)})
-    assert not lost, f"no row of {family.name}'s table holds {lost}"
 
 
 def _comparable(model: Model) -> Any:

@@ -7,8 +7,7 @@ from typing import Any
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
-from regard.layers.join import PreNorm
-from regard.layers.linear import LayerNorm
+from regard.layers.join import LayerNorm, PreNorm
 from regard.layers.patterns import Causal
 from regard.layers.positions import Learned
 from regard.layers.scores import Dot
@@ -51,21 +50,14 @@ def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: 
     tied = config.boolean("tie_word_embeddings", True) and weights.equal_or_missing("lm_head.weight", "wte.weight")
     # The second only chooses the precision in which scores are computed.
     config.ignore("attn_pdrop", "reorder_and_upcast_attn")
-    layers = tuple(
-        (
-            SelfAttention(heads, Causal(), Dot(scaled, 1 / (index + 1) if scaled_by_layer else 1.0)),
-            FeedForward(inner, activation),
-        )
-        for index in range(depth)
-    )
+    factors = [1 / (index + 1) if scaled_by_layer else 1.0 for index in range(depth)]
+    feedforward = FeedForward(inner, activation)
+    layers = tuple((SelfAttention(heads, Causal(), Dot(scaled, factor)), feedforward) for factor in factors)
     head, head_dropout = architecture.removeprefix("GPT2"), config.number("classifier_dropout", 0.1)
     readout = config.classification_readout(head, pool=Last(), inner=None, dropout=head_dropout, biased=False)
-    model = Model(
-        width,
-        Embed(Learned(max_positions), dropout=config.number("embd_pdrop", 0.1)),
-        decoder=Stack(layers, PreNorm(LayerNorm(config.epsilon("layer_norm_epsilon", 1e-5))), dropout),
-        readout=readout or Vocabulary(tied),
-    )
+    embed = Embed(Learned(max_positions), dropout=config.number("embd_pdrop", 0.1))
+    decoder = Stack(layers, PreNorm(LayerNorm(config.epsilon("layer_norm_epsilon", 1e-5))), dropout)
+    model = Model(width, embed, decoder=decoder, readout=readout or Vocabulary(tied))
     return PublishedModel(model, config.integer("vocab_size", 50257))
 
 

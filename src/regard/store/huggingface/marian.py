@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embed
@@ -129,13 +127,6 @@ def _to_config(published: PublishedModel) -> dict[str, Any]:
     }
 
 
-def _constant_tensors(published: PublishedModel) -> Mapping[str, Tensor]:
-    match published.model.readout:
-        case Vocabulary(biased=False):
-            return {"final_logits_bias": torch.zeros(1, published.vocabulary)}
-    return {}
-
-
 MARIAN = Family(
     "marian",
     ("MarianMTModel",),
@@ -147,5 +138,5 @@ MARIAN = Family(
     # A shared embedding beside two separate ones is never used.
     ignored=(r"^(en|de)coder\.embed_positions\.weight$", r"^final_logits_bias$", r"^shared\.weight$"),
     kept_settings=("max_position_embeddings",),
-    constant_tensors=_constant_tensors,
+    zero_bias=lambda vocabulary: {"final_logits_bias": torch.zeros(1, vocabulary)},
 )

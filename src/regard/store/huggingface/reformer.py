@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from regard.errors import Note
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
-from regard.layers.linear import LayerNorm
+from regard.layers.join import LayerNorm
 from regard.layers.lsh.attention import LSHAttention
 from regard.layers.lsh.masks import Chunks
 from regard.layers.patterns import ChunkWindow
@@ -94,22 +92,19 @@ def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: 
     return PublishedModel(model, config.integer("vocab_size", 320))
 
 
-def _attention_layers(
-    config: ConfigReader, max_positions: int, causal: bool
-) -> list[SelfAttention | LSHAttention]:  # fmt: skip
+def _attention_layers(config: ConfigReader, max_positions: int, causal: bool) -> list[SelfAttention | LSHAttention]:
     """The attention of each layer, local or LSH."""
     kinds = config.strings("attn_layers", ("local", "lsh", "local", "lsh", "local", "lsh"))
     config.assume("num_hidden_layers", len(kinds))
     heads, key_width = config.integer("num_attention_heads", 12), config.integer("attention_head_size", 64)
+    chunk_settings = ("attn_chunk_length", 64, 1), ("num_chunks_before", 1, 0), ("num_chunks_after", 0, 0)
     length, before, after = (
         {kind: config.integer(f"{kind}_{name}", default, least=least) for kind in ("local", "lsh")}
-        for name, default, least in (
-            ("attn_chunk_length", 64, 1),
-            ("num_chunks_before", 1, 0),
-            ("num_chunks_after", 0, 0),
-        )
+        for name, default, least in chunk_settings
     )
-    rounds, seed, buckets = config.integer("num_hashes", 1), config.optional_integer("hash_seed"), _buckets(config)
+    rounds, seed = config.integer("num_hashes", 1), config.optional_integer("hash_seed")
+    factors = config.integers("num_buckets", ())  # none: the number of buckets follows from the length
+    buckets = factors[0] if len(factors) == 1 else factors or None
     # Leave out what has no effect: chunk lengths that are all equal, max_positions where the buckets are given.
     lengths = tuple(sorted({length[kind] for kind in kinds if kind in length}))
     all_windows = lengths if len(lengths) > 1 else ()
@@ -126,12 +121,6 @@ def _attention_layers(
         else:
             config.refuse("attn_layers", kind)
     return layers
-
-
-def _buckets(config: ConfigReader) -> int | tuple[int, ...] | None:
-    """The number of buckets, or its factors; None: it follows from the length."""
-    found = config.integers("num_buckets", ())
-    return found[0] if len(found) == 1 else found or None
 
 
 def _to_config(published: PublishedModel) -> dict[str, Any]:
@@ -182,13 +171,6 @@ def _to_config(published: PublishedModel) -> dict[str, Any]:
     return config
 
 
-def _constant_tensors(published: PublishedModel) -> Mapping[str, Tensor]:
-    match published.model.readout:
-        case Vocabulary(biased=False):
-            return {"lm_head.bias": torch.zeros(published.vocabulary)}
-    return {}
-
-
 REFORMER = Family(
     "reformer",
     ("ReformerModelWithLMHead", "ReformerForMaskedLM", "ReformerModel", "ReformerForQuestionAnswering"),
@@ -199,5 +181,5 @@ REFORMER = Family(
     unprefixed=r"^(lm_head|qa_outputs)\.",
     ignored=(r"^lm_head\.(decoder\.)?bias$", r"^encoder\.layers\.\d+\.attention\.self_attention\.\w*mask_value\w*$"),
     kept_settings=("hash_seed",),
-    constant_tensors=_constant_tensors,
+    zero_bias=lambda vocabulary: {"lm_head.bias": torch.zeros(vocabulary)},
 )

@@ -8,8 +8,7 @@ from typing import Any
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PreNorm
-from regard.layers.linear import RMSNorm
+from regard.layers.join import PreNorm, RMSNorm
 from regard.layers.patterns import Causal
 from regard.layers.positions import RelativeBias
 from regard.layers.scores import Dot
@@ -39,10 +38,7 @@ def _stack(side: str, feedforward: int) -> tuple[Row, ...]:
 _THEIR_CROSS, _OUR_CROSS = "decoder.block.{}.layer.1.EncDecAttention.", "decoder.layers.{}.cross."
 
 ROWS = (
-    row(
-        "shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight|lm_head.weight",
-        "embed.table.weight",
-    ),
+    row("shared.weight|encoder.embed_tokens.weight|decoder.embed_tokens.weight|lm_head.weight", "embed.table.weight"),
     *_stack("encoder", 1),
     *_stack("decoder", 2),
     row(f"{_THEIR_CROSS}q.weight", f"{_OUR_CROSS}sublayer.query.weight"),
@@ -53,19 +49,14 @@ ROWS = (
 )
 
 
-def _up(name: str) -> tuple[Row, ...]:
-    return tuple(
+def _rows(published: PublishedModel) -> tuple[Row, ...]:
+    name = "wi_1" if published.encoder.feedforward.gated else "wi"
+    up = (
         row(f"{side}.block.{{}}.layer.{index}.DenseReluDense.{name}.weight",
             f"{side}.layers.{{}}.feedforward.sublayer.up.weight")
         for side, index in (("encoder", 1), ("decoder", 2))
     )  # fmt: skip
-
-
-_PLAIN_ROWS, _GATED_ROWS = (*ROWS, *_up("wi")), (*ROWS, *_up("wi_1"))
-
-
-def _rows(published: PublishedModel) -> tuple[Row, ...]:
-    return _GATED_ROWS if published.encoder.feedforward.gated else _PLAIN_ROWS
+    return *ROWS, *up
 
 
 def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: str) -> PublishedModel:

@@ -7,23 +7,22 @@ special_tokens_map.json name the special tokens.
 
 from __future__ import annotations
 
+import base64
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from regard import messages
-from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
+from regard.data.tokenize.tokenizer import LOOKUP_ONLY, SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError, Note
-from regard.store.files import json_bytes, read_bounded, read_json, require_file, write_file
-from regard.store.huggingface.spiece import marian_files, marian_tokenizer, sentencepiece_tokenizer
+from regard.store.files import first_line, json_bytes, read_bounded, read_json, write_file
 
 Names = dict[str, str]
 """Special tokens by role: "bos_token" -> "<s>"."""
@@ -40,6 +39,14 @@ Tokenizers = tuple[Tokenizer, Tokenizer | None]
 """The source's tokenizer, and the target's where it has its own."""
 
 _FILES = ("tokenizer.json", "spiece.model", "source.spm", "merges.txt", "vocab.json", "vocab.txt", "tokenizer.model")
+
+_UNIGRAM, _BPE = 1, 2  # model types
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # piece types
+
+_SPACE = "▁"
+_SPECIALS = ("<unk>", "</s>", "<pad>")  # in every vocab.json of Marian
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
+_REPLACEMENT = "\ufffe"  # replaces LOOKUP_ONLY in texts, so that no text contains it
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -71,7 +78,7 @@ def read_huggingface_tokenizers(folder: Path, *, start: int | None = None, end: 
 
 def _from_tokenizer_json(
     folder: Path, settings: Mapping[str, Any], files: set[str], start: int | None, end: int | None
-) -> Tokenizers:  # fmt: skip
+) -> Tokenizers:
     """Read tokenizer.json, and target_tokenizer.json if there is one."""
     found: list[Tokenizer] = []
     for name in ("tokenizer.json", "target_tokenizer.json"):
@@ -100,12 +107,11 @@ def _finish(
     known = [name for name in names.values() if library.token_to_id(name) is not None]
     library.add_special_tokens([AddedToken(name, normalized=False) for name in known])
     for token, number in _added_tokens(folder, settings):
-        found = library.token_to_id(token.content)
-        if found is None:
-            library.add_special_tokens([token]) if token.special else library.add_tokens([token])
-            found = library.token_to_id(token.content)
-        elif token.special:
+        if token.special:
             library.add_special_tokens([token])
+        elif library.token_to_id(token.content) is None:
+            library.add_tokens([token])
+        found = library.token_to_id(token.content)
         if found != number:
             raise DamagedFile(f"{folder} gives {token.content!r} the id {number}, its vocabulary {found}. "
                               "Copy all its files again.")  # fmt: skip
@@ -223,10 +229,12 @@ def _byte_level_bpe(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tok
 
 
 def _sentencepiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """The tokenizer of a spiece.model: the Reformer's if it is a BPE model, T5's if it is a unigram model."""
     sentinels = settings.get("extra_ids", 100)
     if not isinstance(sentinels, int) or not 0 <= sentinels <= 10_000:
         raise ValueError(f"extra_ids is {sentinels!r}")
-    return sentencepiece_tokenizer(folder / "spiece.model", sentinels)
+    found = _read_sentencepiece(folder / "spiece.model", _BPE)
+    return _reformer_tokenizer(found) if found.bpe else _t5_tokenizer(found, sentinels)
 
 
 def _marian(folder: Path, settings: Mapping[str, Any], start: int | None, end: int | None) -> Tokenizers:
@@ -237,12 +245,8 @@ def _marian(folder: Path, settings: Mapping[str, Any], start: int | None, end: i
         ids = read_json(path)
         if not all(type(number) is int for number in ids.values()):
             raise DamagedFile(f"{path} cannot be used: an id is missing. Copy it again.")
-
-        def build(name: str = name, ids: Mapping[str, int] = ids) -> tokenizers.Tokenizer:
-            return marian_tokenizer(folder / name, ids)
-
         own_settings = {**settings, "added_tokens_decoder": {}}
-        library = _build(folder, name, build)
+        library = _build(folder, name, partial(_marian_tokenizer, folder / name, ids))
         found.append(_finish(library, folder, own_settings, _SENTENCEPIECE, start, end, len(ids)))
     return found[0], found[1]
 
@@ -255,19 +259,17 @@ def _build(folder: Path, name: str, build: Callable[[], tokenizers.Tokenizer]) -
     except (KeyboardInterrupt, SystemExit, InputError, DamagedFile):
         raise
     except BaseException as error:  # a panic of the Rust library is not an Exception
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DamagedFile(f"{folder / name} cannot be used: {why}. Copy or download it again.") from None
+        raise _unusable(folder / name, first_line(error)) from None
     if library.get_vocab_size() == 0:
         raise messages.BAD_TOKENIZER(why="it has no tokens")
     return library
 
 
 def _read_text(path: Path) -> str:
-    require_file(path)
     try:
         return read_bounded(path).decode()
     except UnicodeDecodeError:
-        raise DamagedFile(f"{path} cannot be used: it is not UTF-8. Copy or download it again.") from None
+        raise _unusable(path, "it is not UTF-8") from None
 
 
 Template = Literal["bos_eos", "eos", "prompt"]
@@ -297,14 +299,14 @@ def _is_marian(tokenizer: Tokenizer) -> bool:
 
 def _write_marian(folder: Path, made: tuple[Tokenizer, Tokenizer], max_length: int | None) -> None:
     """Write source.spm, target.spm and vocab.json."""
-    files = [marian_files(tokenizer.to_json(), tokenizer.vocabulary) for tokenizer in made]
+    files = [_marian_files(tokenizer.to_json(), tokenizer.vocabulary) for tokenizer in made]
     for (pieces, _), name in zip(files, ("source.spm", "target.spm")):
         write_file(folder / name, pieces)
     source_ids, target_ids = (ids for _, ids in files)
-    write_file(folder / "vocab.json", json_bytes(source_ids))
-    if source_ids != target_ids:
-        write_file(folder / "target_vocab.json", json_bytes(target_ids))
     separate = source_ids != target_ids
+    write_file(folder / "vocab.json", json_bytes(source_ids))
+    if separate:
+        write_file(folder / "target_vocab.json", json_bytes(target_ids))
     config = {**_SENTENCEPIECE, "tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}
     config = config if max_length is None else {**config, "model_max_length": max_length}
     write_file(folder / "tokenizer_config.json", json_bytes(config))
@@ -357,10 +359,186 @@ def id_tokenizer(
 ) -> Tokenizer:
     """A tokenizer for folders without one, whose texts are token ids: "5 7 9"."""
     warnings.warn(f"{folder} has no tokenizer, so texts are token ids, as in '5 7 9'.", Note, stacklevel=2)
-    library = tokenizers.Tokenizer(WordLevel({str(number): number for number in range(size)}, unk_token="0"))
-    library.pre_tokenizer = WhitespaceSplit()
+    library = tokenizers.Tokenizer(models.WordLevel({str(number): number for number in range(size)}, unk_token="0"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # Default settings may name tokens that the model does not have.
     found = map(generation_config.get, ("bos_token_id", "pad_token_id"))
     bos, pad = (number if number in range(size) else None for number in found)
     special_tokens = SpecialTokens(bos if start is None else start, end, end if pad is None else pad, prompt_prefix=())
     return Tokenizer(library, special_tokens=special_tokens)
+
+
+@dataclass(frozen=True)
+class _SentencePieceModel:
+    """The contents of a SentencePiece file."""
+
+    pieces: list[tuple[str, float]]  # with their scores
+    types: list[int]
+    unknown: int
+    byte_fallback: bool
+    charsmap: bytes  # the precompiled normalization of characters
+    removes_extra_spaces: bool
+    nfkc: bool  # characters are normalized to NFKC first
+    bpe: bool  # a BPE model, not a unigram model
+
+    @property
+    def falls_back_to_bytes(self) -> bool:
+        """Whether text without a piece is encoded as bytes."""
+        return self.byte_fallback and _BYTE in self.types
+
+
+def _read_sentencepiece(path: Path, *types: int) -> _SentencePieceModel:
+    """Read a SentencePiece model: unigram, or one of these model types."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto()
+    try:
+        proto.ParseFromString(read_bounded(path))
+        found = [(piece.piece, piece.score, piece.type) for piece in proto.pieces]
+    except (DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise _unusable(path, "it is not a SentencePiece model") from error
+    if proto.trainer_spec.model_type not in (_UNIGRAM, *types):
+        raise InputError(f"{path} is not a unigram model, the only kind that is read. Save a tokenizer.json instead.")
+    unknown = proto.trainer_spec.unk_id
+    if not 0 <= unknown < len(found) or len({text for text, _, _ in found}) < len(found):
+        raise _unusable(path, "it has no unknown token, or a piece twice")
+    if not all(score == score and abs(score) < 1e30 for _, score, _ in found):
+        raise _unusable(path, "a score is not finite")
+    spec = proto.normalizer_spec
+    return _SentencePieceModel(
+        [(text, score) for text, score, _ in found],
+        [piece_type for _, _, piece_type in found],
+        unknown,
+        proto.trainer_spec.byte_fallback,
+        spec.precompiled_charsmap,
+        spec.remove_extra_whitespaces,
+        "nfkc" in spec.name,
+        proto.trainer_spec.model_type == _BPE,
+    )
+
+
+def _reformer_tokenizer(found: _SentencePieceModel) -> tokenizers.Tokenizer:
+    """The Reformer's BPE: the pair of neighbours that makes the piece with the best score is merged first."""
+    ids = {text: number for number, (text, _) in enumerate(found.pieces)}
+    by_score = sorted((score, text) for (text, score), piece_type in zip(found.pieces, found.types)
+                      if piece_type == _NORMAL and len(text) > 1)  # fmt: skip
+    splits = [(text[:cut], text[cut:]) for _, text in reversed(by_score) for cut in range(1, len(text))]
+    merges = [pair for pair in splits if pair[0] in ids and pair[1] in ids]
+    unknown = found.pieces[found.unknown][0]
+    model = models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=found.falls_back_to_bytes)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = _normalizer(found, [])
+    space_inside = any(_SPACE in text[1:] for text, _ in found.pieces)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, "always", split=not space_inside)
+    tokenizer.decoder = _decoder(found, [])
+    _add_special_pieces(tokenizer, found)
+    tokenizer.add_special_tokens([AddedToken(unknown, normalized=False)])
+    return tokenizer
+
+
+def _t5_tokenizer(found: _SentencePieceModel, sentinels: int) -> tokenizers.Tokenizer:
+    """T5's unigram model with sentinels; <extra_id_0> has the highest id."""
+    extra = [f"<extra_id_{number}>" for number in range(sentinels)]
+    pieces = [*found.pieces, *((name, 0.0) for name in reversed(extra))]
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, found.unknown, found.falls_back_to_bytes))
+    if found.charsmap:
+        tokenizer.normalizer = normalizers.Precompiled(found.charsmap)
+    metaspace = pre_tokenizers.Metaspace(_SPACE, "always", split=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+    tokenizer.decoder = _decoder(found, [])
+    _add_special_pieces(tokenizer, found)
+    special = [found.pieces[found.unknown][0], *extra]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
+    return tokenizer
+
+
+def _marian_tokenizer(path: Path, ids: Mapping[str, int]) -> tokenizers.Tokenizer:
+    """Marian's tokenizer of one language: the pieces of its file with the ids of vocab.json.
+
+    Pieces of the other language are never found in a text; pieces without an id come last, beyond the vocabulary.
+    """
+    found = _read_sentencepiece(path)
+    typed = zip(found.pieces, found.types)
+    own = {text: score for (text, score), piece_type in typed if piece_type not in (_CONTROL, _UNKNOWN)}
+    if sorted(ids.values()) != list(range(len(ids))) or "<unk>" not in ids:
+        raise _unusable(path.parent / "vocab.json", "its ids are not 0, 1, 2, ... or <unk> is not among them")
+    lowest = min(own.values(), default=0.0)
+    scores = [
+        (text if text in own or _is_added(text) else LOOKUP_ONLY + text, own.get(text, lowest))
+        for text in sorted(ids, key=ids.__getitem__)
+    ]
+    beyond = [(text, score) for text, score in own.items() if text not in ids]
+    tokenizer = tokenizers.Tokenizer(models.Unigram([*scores, *beyond], ids["<unk>"], found.falls_back_to_bytes))
+    steps: list[normalizers.Normalizer] = [normalizers.Replace(LOOKUP_ONLY, _REPLACEMENT)]
+    if found.nfkc:  # first, because the next step reads a letter and its marks as one and would lose marks
+        steps += [normalizers.NFKC()]
+    tokenizer.normalizer = _normalizer(found, steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, "always", split=False)
+    tokenizer.decoder = _decoder(found, [decoders.Replace(LOOKUP_ONLY, "")])
+    language_codes = [text for text in ids if _is_added(text) and text not in _SPECIALS]
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in _SPECIALS if name in ids])
+    tokenizer.add_tokens([AddedToken(name, normalized=False) for name in language_codes])
+    return tokenizer
+
+
+def _is_added(text: str) -> bool:
+    """Whether a token is no piece of text: a special token, or the code of a language."""
+    return text in _SPECIALS or (text.startswith(">>") and text.endswith("<<"))
+
+
+def _marian_files(tokenizer_json: str, vocabulary: int) -> tuple[bytes, dict[str, int]]:
+    """The inverse of `_marian_tokenizer`: the SentencePiece file and the ids of its tokenizer.json."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    plain = json.loads(tokenizer_json)
+    if plain["model"]["type"] != "Unigram" or "normalizers" not in (plain["normalizer"] or {}):
+        raise DamagedFile("tokenizer.json is not one of Marian's, though special_tokens has first_unknown. "
+                          "Convert the published folder again.")  # fmt: skip
+    pieces, steps = plain["model"]["vocab"], plain["normalizer"]["normalizers"]
+    ids = {text.removeprefix(LOOKUP_ONLY): number for number, (text, _) in enumerate(pieces[:vocabulary])}
+    own = [(text, score) for text, score in pieces if not text.startswith(LOOKUP_ONLY) and not _is_added(text)]
+    proto = sentencepiece_model_pb2.ModelProto()
+    for text, piece_type in (("<unk>", _UNKNOWN), ("<s>", _CONTROL), ("</s>", _CONTROL)):
+        proto.pieces.add(piece=text, score=0.0, type=piece_type)
+    for text, score in own:
+        is_byte = plain["model"]["byte_fallback"] and text in _BYTES
+        proto.pieces.add(piece=text, score=score, type=_BYTE if is_byte else _NORMAL)
+    proto.trainer_spec.model_type = _UNIGRAM
+    proto.trainer_spec.vocab_size = len(proto.pieces)
+    proto.trainer_spec.byte_fallback = plain["model"]["byte_fallback"]
+    by_type = {step["type"]: step for step in steps}
+    proto.normalizer_spec.name = "nmt_nfkc" if "NFKC" in by_type else "identity"
+    if "Precompiled" in by_type:
+        charsmap = base64.b64decode(by_type["Precompiled"]["precompiled_charsmap"])
+        proto.normalizer_spec.precompiled_charsmap = charsmap
+    proto.normalizer_spec.remove_extra_whitespaces = {"Regex": " {2,}"} in [step.get("pattern") for step in steps]
+    return bytes(proto.SerializeToString(deterministic=True)), ids
+
+
+def _normalizer(found: _SentencePieceModel, first: list[normalizers.Normalizer]) -> normalizers.Normalizer:
+    """The model's own normalization after these steps."""
+    steps = [*first, *([normalizers.Precompiled(found.charsmap)] if found.charsmap else [])]
+    if found.removes_extra_spaces:
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    return normalizers.Sequence(steps)
+
+
+def _decoder(found: _SentencePieceModel, first: list[decoders.Decoder]) -> decoders.Decoder:
+    """The decoder from pieces to text."""
+    fallback = [decoders.ByteFallback()] if found.falls_back_to_bytes else []
+    steps = [*first, *fallback, decoders.Metaspace(_SPACE, "always")]
+    return steps[0] if len(steps) == 1 else decoders.Sequence(steps)
+
+
+def _add_special_pieces(tokenizer: tokenizers.Tokenizer, found: _SentencePieceModel) -> None:
+    """Add control pieces as special tokens, and user-defined pieces as tokens that are never split."""
+    for (text, _), piece_type in zip(found.pieces, found.types):
+        if piece_type == _CONTROL:
+            tokenizer.add_special_tokens([AddedToken(text, normalized=False)])
+        if piece_type == _USER_DEFINED:
+            tokenizer.add_tokens([AddedToken(text, normalized=False)])
+
+
+def _unusable(path: Path, why: str) -> DamagedFile:
+    return DamagedFile(f"{path} cannot be used: {why}. Copy or download it again.")

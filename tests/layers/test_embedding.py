@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from regard.errors import InputError
-from regard.layers.character_cnn import CharacterCNN, CharacterCNNLayer, Highway
 from regard.layers.contract import Context
+from regard.layers.embedding import CharacterCNN, CharacterCNNLayer, Highway
 
 SMALL = CharacterCNN(9, 3, filters=((1, 4), (3, 5)), highways=2, characters=6)
 WIDTH = 8

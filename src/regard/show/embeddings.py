@@ -1,22 +1,67 @@
-"""Positional encodings of a network: embedding tables, rotary angles and position biases."""
+"""Embeddings of a network: nearest neighbours of tokens, and positional encodings (tables, angles, biases)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from regard.data.tasks.masked_lm import ordinary_tokens
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.layers.contract import facts_of
 from regard.layers.positions import AttentionPositionLayer, Curves
 from regard.models.model import Network, StackLayers
 from regard.schema import kind_of
 
+_ROWS = 8_192  # rows of the embedding table compared at once
+_QUERIES = 1_024  # tokens compared with them at once
 _MAX_POSITIONS = 512
 
+Neighbours = list[list[str | float]]
+"""Tokens and their cosines, the nearest first."""
+
 PositionTable = dict[str, Any]
-"""A name, the kind of `Curves` ("table", "rotary" or "bias"), the table, and the position or distance of its first
-entry."""
+"""A name, the kind of `Curves` ("table", "rotary" or "bias"), the table, and its first position or distance."""
+
+
+@torch.inference_mode()
+def nearest_neighbours(
+    network: Network, tokenizer: Tokenizer, ids: Sequence[int], *, side: str, count: int = 8
+) -> list[Neighbours] | None:
+    """The nearest neighbours of each token by cosine similarity; None if the model embeds characters.
+
+    A token itself and special tokens are left out. `side` chooses the embedding: "source", or else the decoder's.
+    """
+    if network.description.embed.characters:
+        return None
+    weight = (network.source_embed if side == "source" else network.embed).table.weight
+    candidates = torch.from_numpy(np.flatnonzero(ordinary_tokens(tokenizer)[: len(weight)])).to(weight.device)
+    queries, inverse = torch.tensor(list(ids), dtype=torch.long, device=weight.device).unique(return_inverse=True)
+    found = [_nearest(weight, candidates, some, count) for some in queries.split(_QUERIES)]
+    neighbours = [
+        [[text, round(cosine, 6)] for text, cosine in zip(tokenizer.token_texts(tokens), cosines) if cosine >= -2]
+        for values, indices in found
+        for cosines, tokens in zip(values.tolist(), indices.tolist())
+    ]
+    return [neighbours[index] for index in inverse.tolist()]
+
+
+def _nearest(weight: Tensor, candidates: Tensor, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """ND, W candidate tokens, P query tokens -> Pk cosines and Pk tokens; never holds P x W."""
+    vectors = F.normalize(weight[queries].float(), dim=-1)
+    values, tokens = vectors.new_empty(len(queries), 0), queries.new_empty(len(queries), 0)
+    for some in candidates.split(_ROWS):
+        cosines = vectors @ F.normalize(weight[some].float(), dim=-1).T
+        cosines = cosines.masked_fill(some == queries[:, None], -torch.inf)
+        values = torch.cat([values, cosines], dim=1)
+        tokens = torch.cat([tokens, some.expand(len(queries), -1)], dim=1)
+        values, order = values.topk(min(count, values.shape[1]), dim=1)
+        tokens = tokens.gather(1, order)
+    return values, tokens
 
 
 @torch.inference_mode()
@@ -59,12 +104,11 @@ def _of_attention(name: str, network: Network, module: StackLayers, positions: T
         curves = next(child for child in built if isinstance(child, AttentionPositionLayer)).curves(positions)
         if curves is None:
             continue
-        equal = (numbers for _, other, numbers in groups if torch.equal(other.values, curves.values))
-        numbers = next(equal, None)
-        if numbers is None:
-            groups.append((kind_of(type(position)), curves, [number]))
+        equal = [numbers for _, other, numbers in groups if torch.equal(other.values, curves.values)]
+        if equal:
+            equal[0].append(number)
         else:
-            numbers.append(number)
+            groups.append((kind_of(type(position)), curves, [number]))
     count = sum(part.name == "self" for layer in layers for part in layer)
     where = ["" if len(numbers) == count else f" in layer {', '.join(map(str, numbers))}" for *_, numbers in groups]
     return [_entry(f"{name}: {kind}{some}", curves) for (kind, curves, _), some in zip(groups, where)]

@@ -1,4 +1,4 @@
-"""The verbs that read texts: what they print, and that the page on them runs as it stands."""
+"""The commands that use a model: what translate, generate, fill, embed, classify and score print, and their page."""
 
 from __future__ import annotations
 
@@ -14,17 +14,24 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import mido
 import numpy as np
 import pytest
+import torch
 
+import regard as package
 from regard.api import load
 from regard.cli import run
-from regard.data.tokenize.train import WordPiece
+from regard.data.corpora.chorales import Chord, voices_of
+from regard.data.tokenize.train import Character, Word, WordPiece
+from regard.errors import DamagedFile, InputError
 from regard.layers.positions import Learned
 from regard.models import zoo
 from regard.models.readouts import Label, Number, Tags
+from regard.store.folder import unique_parameters, write_description, write_generation_config, write_weights
+from tests.cli.test_cli import fed as piped
 from tests.small import TEXTS, save_model, small
-from tests.training.runs import ENVIRONMENT
+from tests.training.runs import ENVIRONMENT, regard, write_recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
 BERT = zoo.bert(16, 2, 2, max_positions=64)
@@ -233,3 +240,198 @@ def test_the_page_runs_as_it_stands(runs: Path, fed: Fed, monkeypatch: pytest.Mo
         assert (code, err, bool(out)) == (0, "", True), line
     for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
         exec(compile(block, PAGE.name, "exec"), {})
+
+
+# Alignments and unknown words, and what training leaves for them.
+
+
+@pytest.fixture(scope="module")
+def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    steps = "train.steps=12", "train.average=1"
+    code, _, err = regard(
+        "train", write_recipe(folder), "--out", folder / "run", *(w for s in steps for w in ("--set", s))
+    )
+    assert (code, err) == (0, "")
+    return folder / "run"
+
+
+def written(folder: Path, description: zoo.Model, *, size: int | None = None) -> Path:
+    """A model that has learnt nothing."""
+    texts = ["abc def ghi abc"]
+    tokenizer = Character().train(texts) if size is None else Word(size).train(texts)
+    torch.manual_seed(5)
+    network = description.build(tokenizer.vocabulary)
+    write_description(folder, network, (tokenizer, None), task="translate", generation_config={"num_beams": 2})
+    write_weights(folder, unique_parameters(network))
+    return folder
+
+
+def test_training_leaves_the_heads_that_align_best_and_comes_to_them_again(translator: Path):
+    kept = (translator / "generation_config.json").read_bytes()
+    heads = json.loads(kept)["alignment_heads"]
+    assert {layer for layer, _ in heads} == {0}
+    assert {head for _, head in heads} <= {0, 1}
+    code, out, err = regard(
+        "train",
+        translator.parent / "reverse.toml",
+        "--out",
+        translator,
+        "--set",
+        "train.steps=12",
+        "--set",
+        "train.average=1",
+    )
+    assert (code, err) == (0, "")
+    assert "is finished" in out
+    assert (translator / "generation_config.json").read_bytes() == kept
+
+
+def test_the_alignment_stands_behind_the_text_as_marian_has_it(translator: Path):
+    code, out, err = piped(b"abc de\n\nf\n", "translate", translator, "--alignment")
+    plain = piped(b"abc de\n\nf\n", "translate", translator)[1].decode().splitlines()
+    lines = [line.split(" ||| ") for line in out.decode().split("\n")[:-1]]
+    assert (code, err) == (0, b"")
+    assert [line[0] for line in lines] == plain
+    assert lines[1] == ["", ""]
+    for text, links in (lines[0], lines[2]):
+        pairs = [tuple(map(int, pair.split("-"))) for pair in links.split()]
+        assert pairs == sorted(pairs)
+        assert {j for _, j in pairs} == set(range(len(text.split())))
+
+
+def test_of_the_n_best_the_alignment_stands_before_the_score(translator: Path):
+    _, out, _ = piped(b"abc de\n", "translate", translator, "--alignment", "--n-best", "2", "--min-tokens", "3")
+    rows = [line.split(" ||| ") for line in out.decode().splitlines()]
+    assert [(len(row), row[0]) for row in rows] == [(4, "0"), (4, "0")]
+    assert all(float(row[3]) < 0 and "-" in row[2] for row in rows)
+
+
+def test_json_holds_the_alignment_as_pairs(translator: Path):
+    _, out, _ = piped(b"abc de\n", "translate", translator, "--alignment", "--json", "--n-best", "2")
+    row = json.loads(out)
+    assert row["alignment"] == row["n_best"][0]["alignment"]
+    assert all(i < 2 for i, _ in row["alignment"])
+    assert "alignment" not in json.loads(piped(b"abc de\n", "translate", translator, "--json")[1])
+
+
+@pytest.mark.parametrize("option", ["--alignment", "--replace-unknown"])
+def test_a_model_that_does_not_attend_refuses_in_one_line(option: str, tmp_path: Path):
+    folder = written(tmp_path, zoo.seq2seq(8, 1))
+    code, out, err = piped(b"abc\n", "translate", folder, option)
+    assert (code, out, err.count(b"\n")) == (2, b"", 1)
+    assert b"has no cross-attention" in err
+    with pytest.raises(InputError, match="no cross-attention"):
+        package.load(folder).align(["a"], ["b"])
+
+
+def test_unknown_words_are_said_as_the_source_has_them(tmp_path: Path):
+    folder = written(tmp_path, zoo.luong(8, 1), size=6)
+    model = package.load(folder)
+    with torch.no_grad():
+        model.network.readout.lm_head.bias[model.tokenizer.unk] = 99.0
+        write_weights(folder, unique_parameters(model.network))
+    plain = piped(b"Hut\n", "translate", folder, "--max-tokens", "3")[1]
+    code, out, _ = piped(b"Hut\n", "translate", folder, "--max-tokens", "3", "--replace-unknown", "--alignment")
+    assert (code, plain, out) == (0, b"\n", b"Hut Hut Hut ||| 0-0 0-1 0-2\n")
+    options = model.defaults()
+    assert package.load(folder).translate("Hut", options=options, replace_unknown=True).split()[0] == "Hut"
+
+
+def test_heads_can_be_chosen_and_kept(tmp_path: Path):
+    folder = written(tmp_path, zoo.transformer(8, 2, 2))
+    loaded = package.load(folder)
+    assert len(loaded.aligner.heads) == 4
+    pairs = ["abc def", "def", "ghi abc"] * 4
+    gold = loaded.align(pairs, pairs)
+    loaded.generation_config["alignment_heads"] = [(1, 0)]
+    assert loaded.aligner.heads == [(1, 0)]
+    heads = loaded.choose_alignment_heads(pairs, pairs, gold)
+    assert loaded.align(pairs, pairs) == gold
+    write_generation_config(folder, loaded.generation_config)
+    assert list(package.load(folder).aligner.heads) == heads
+    assert package.load(folder).defaults().beam == 2
+    with pytest.raises(InputError, match="12 pairs and 1 alignments"):
+        loaded.choose_alignment_heads(pairs, pairs, gold[:1])
+    with pytest.raises(InputError, match="align takes lists of texts"):
+        loaded.align("abc", "abc")
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [("much", "alignment_heads"), ([[0]], "alignment_heads"), ([[0, 7]], "no cross-attention head 7 in layer 0")],
+)
+def test_heads_that_cannot_be_are_a_damaged_file(heads: object, said: str, tmp_path: Path):
+    folder = written(tmp_path, zoo.transformer(8, 1, 2))
+    (folder / "generation_config.json").write_text(json.dumps({"alignment_heads": heads}))
+    with pytest.raises(DamagedFile, match=said):
+        package.load(folder).align(["a"], ["b"])
+
+
+# Music.
+
+RECIPE = """
+[model]
+name     = "gpt2"
+width    = 16
+depth    = 1
+heads    = 2
+dropout  = 0.0
+position = "rotary"
+
+[text]
+folder    = "{folder}"
+train     = "chorales.json"
+valid     = "chorales.json"
+transpose = 2
+tokenizer = "word"
+task   = {{ kind = "language_model", length = 64 }}
+
+[train]
+steps        = 60
+batch_tokens = 256
+learning_rate = 2e-2
+optimizer    = "muon"
+label_smoothing = 0.0
+schedule     = {{ kind = "cosine", warmup = 5 }}
+"""
+
+
+def scale(first: int) -> list[Chord]:
+    """Four voices that climb together, a step every two sixteenths."""
+    return [(first + step, first - 5 + step, first - 12 + step, first - 24 + step) for step in range(8) for _ in "ab"]
+
+
+@pytest.fixture(scope="module")
+def composer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("music")
+    pieces = [scale(first) for first in range(62, 70)]
+    (folder / "chorales.json").write_text(json.dumps({"train": pieces, "valid": pieces[:2]}))
+    (folder / "music.toml").write_text(RECIPE.format(folder=folder))
+    code, out, err = regard("train", folder / "music.toml", "--out", folder / "run")
+    assert (code, err) == (0, "")
+    assert "is ready" in out
+    return folder / "run"
+
+
+def test_a_piece_is_written_as_midi_and_as_text_and_both_say_the_same(composer: Path, tmp_path: Path):
+    wanted = ("generate", composer, "| 165 260 353 441", "--max-tokens", "60", "--temperature", "0")
+    code, text, _ = regard(*wanted)
+    assert code == 0
+    for name in ("piece.mid", "piece.txt"):
+        code, said, err = regard(*wanted, "--out", tmp_path / name)
+        assert (code, said, err) == (0, f"Wrote {tmp_path / name}.\n", "")
+    assert (tmp_path / "piece.txt").read_text() == text
+    tracks = mido.MidiFile(tmp_path / "piece.mid").tracks
+    played = [[message.note for message in track if message.type == "note_on"] for track in tracks]
+    assert played == [[note.pitch for note in voice] for voice in voices_of(text)]
+    assert played[0][0] == 65
+
+
+def test_a_model_that_says_no_music_writes_no_midi(composer: Path, tmp_path: Path):
+    for prompt in ("def main(", "|"):
+        code, _, err = regard("generate", composer, prompt, "--max-tokens", "0", "--out", tmp_path / "piece.mid")
+        assert code == 2
+        assert err.startswith("regard: error: ")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "piece.mid").exists()

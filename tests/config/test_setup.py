@@ -11,12 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from regard import zoo
-from regard.config.pretrained import default_task, with_readout_for
 from regard.config.recipe import read_recipe
 from regard.config.run import train
-from regard.config.setup import prepare
+from regard.config.setup import default_task, prepare, with_readout_for
 from regard.data.read.corpus import Corpus, read_corpus
-from regard.data.read.files import ReadOptions
+from regard.data.read.texts import ReadOptions
 from regard.data.tasks import BidirectionalLM, Classification, MaskedLM, SpanCorruption, Translation
 from regard.data.tasks.base import TaskBase
 from regard.data.tasks.language_model import LanguageModel, PackedSamples
