@@ -48,7 +48,7 @@ corpus = recipe.text.read("train", cache)
 tokenizers = train_tokenizers(recipe.text.tokenizer, corpus, cache)
 samples = Translation().samples(corpus, tokenizers, cache)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-report_on(corpus, samples, None, cache)
+report_on(corpus, samples, {}, cache)
 print(len(samples), before // 1024, after // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 """
 CURSOR = """

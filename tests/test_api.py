@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor, nn
 
 import regard
 from regard.api import LoadedModel, load
 from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
-from regard.data.tokenize.train import WordPiece
+from regard.data.tokenize.train import Character, WordPiece
 from regard.decode.generate import continue_prompts, translate
 from regard.decode.inputs import capabilities
 from regard.decode.options import Options
@@ -83,7 +86,7 @@ def test_a_model_gives_the_same_outputs_from_its_folder(tmp_path: Path):
 
 
 def test_a_prompt_starts_with_the_prompt_prefix_and_an_empty_one_with_bos():
-    bare = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(prompt_prefix=()))
+    bare = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(single=((-1, 0),), pair=((-1, 0), (-2, 0))))
     network = small(zoo.gpt2(16, 1, 2)).network
     options = Options(max_tokens=6, min_tokens=6)
     ours, theirs = (continue_prompts(network, one, ["", "the cat"], options) for one in (WORDPIECE, bare))
@@ -147,3 +150,64 @@ def test_a_model_tells_its_shape_and_size():
     count = sum(parameter.numel() for parameter in model.network.parameters())
     assert model.shape == "decoder"
     assert repr(model) == f"<decoder model, {count:,} parameters, on cpu>"
+
+
+def test_a_network_built_by_hand_is_saved_and_loaded(tmp_path: Path):
+    tokenizer = Character().train(["hello world"])
+    network = zoo.gpt2(8, 1, 2).build(tokenizer.vocabulary)
+    saved = regard.save(network, tokenizer, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert loaded.generate("he", max_tokens=3, seed=1) == saved.generate("he", max_tokens=3, seed=1)
+    assert all(torch.equal(one, other) for one, other in zip(network.parameters(), loaded.network.parameters()))
+    with pytest.raises(InputError, match="holds a model already"):
+        regard.save(network, tokenizer, tmp_path / "model")
+    with pytest.raises(InputError, match=r"takes a network, as model\.network is; got LoadedModel"):
+        regard.save(saved, tokenizer, tmp_path / "other")
+    with pytest.raises(InputError, match=r"the tokenizer has 13 tokens, the network 5"):
+        regard.save(zoo.gpt2(8, 1, 2).build(5), tokenizer, tmp_path / "other")
+    with pytest.raises(InputError, match="takes a tokenizer"):
+        regard.save(network, "tokenizer.json", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_translator_built_by_hand_is_saved_with_both_tokenizers(tmp_path: Path):
+    source, target = Character().train(["hello"]), Character().train(["guten tag"])
+    network = zoo.transformer(8, 1, 2).build(target.vocabulary, source.vocabulary)
+    regard.save(network, (source, target), tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert (loaded.tokenizer.digest, loaded.target_tokenizer.digest) == (source.digest, target.digest)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        (zoo.gpt2, r"gpt2 is a function: call it, as in zoo\.gpt2\(\)"),
+        (zoo.gpt2(8, 1, 2).build(5), r"Give network\.description"),
+        (3, "takes a recipe or a model .*got int"),
+    ],
+)
+def test_training_what_is_no_model_says_what_to_give(recipe: object, message: str):
+    with pytest.raises(InputError, match=message):
+        regard.train(recipe, text="t.txt")
+
+
+def test_settings_are_a_list():
+    with pytest.raises(InputError, match=r'settings takes a list: settings=\["train\.steps=3"\]'):
+        regard.train("dates", settings="train.steps=3")
+
+
+def test_public_names_are_listed_without_importing_torch():
+    names = {"load", "save", "train", "check", "zoo", "InputError", "RegardError", "RunFailed", "CannotResume"}
+    assert names <= {*dir(regard)}
+    assert issubclass(regard.InputError, regard.RegardError)
+    code = "import sys, regard; dir(regard); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_model_with_next_sentence_prediction_classifies_pairs():
+    model = small(zoo.bert(8, 1, 2, max_positions=64, next_sentence=True))
+    assert capabilities(model.description, model.tokenizer)[-1] == "classify"
+    (found,) = model.classify([("a dog runs", "it barks")])
+    assert set(found.probabilities) == {"next", "elsewhere"}
+    with pytest.raises(InputError, match="tells whether one text follows another"):
+        model.classify(["a dog runs"])

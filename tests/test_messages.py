@@ -20,6 +20,9 @@ import torch
 from regard import messages
 from regard.cli import run
 from regard.messages import Fault
+from tests.evaluation import test_plan
+from tests.parity import test_settings
+from tests.store import test_folder
 from tests.training import test_memory
 from tests.training.runs import regard, write_recipe
 
@@ -38,6 +41,8 @@ class Scene:
         self.folder, self.recipe = folder, write_recipe(folder)
         self.model = folder / "model"
         shutil.copytree(model, self.model)
+        self.manifest = (self.model / "manifest.json").read_bytes()
+        (self.model / "manifest.json").unlink()  # it would refuse every change of a file
 
     def train(self, *settings: str, out: str = "run") -> list[str]:
         """A command that trains for two steps."""
@@ -142,6 +147,28 @@ def columns(scene: Scene) -> list[str]:
 
 
 @case
+def document(scene: Scene) -> list[str]:
+    return scene.text(b"PK\x03\x04", "bad.xlsx")
+
+
+@case
+def not_csv(scene: Scene) -> list[str]:
+    return scene.text(b'a,b\n"c,d\n', "bad.csv")
+
+
+@case
+def header(scene: Scene) -> list[str]:
+    rows = "".join(f"{letter}\t{letter}\n" for letter in "abcdabcd")
+    (scene.folder / "p.tsv").write_text("source\ttarget\n" + rows)
+    return scene.train(f"text.train={scene.folder}/p.tsv")
+
+
+@case
+def header_read(scene: Scene) -> list[str]:
+    return [*header(scene), "--set", 'text.fields=["1", "2"]', "--set", "text.valid=0"]
+
+
+@case
 def not_json(scene: Scene) -> list[str]:
     return scene.text(b'{"text": "a"}\n{"txt": "b"}\n', "bad.jsonl")
 
@@ -156,6 +183,23 @@ def shifted(scene: Scene) -> list[str]:
 @case
 def overlap(scene: Scene) -> list[str]:
     return scene.train(f"text.valid={scene.folder}/train.{{a,b}}")
+
+
+@case
+def overlap_source(scene: Scene) -> list[str]:
+    sources = (scene.folder / "train.a").read_text()
+    (scene.folder / "v.a").write_text(sources)
+    (scene.folder / "v.b").write_text("".join("ab\n" for _ in sources.splitlines()))
+    return scene.train(f"text.test={scene.folder}/v.{{a,b}}")
+
+
+@case
+def overlap_lines(scene: Scene) -> list[str]:
+    lines = [f"line {number} is long enough to be no accident in a text\n" for number in range(40)]
+    (scene.folder / "test.txt").write_text("".join(lines[7:20]))
+    (scene.folder / "long.txt").write_text("".join(lines))
+    files = (f"text.train={scene.folder}/long.txt", f"text.test={scene.folder}/test.txt", "text.valid=0.1")
+    return scene.train(*files, "model.name=gpt2", "text.task={kind='language_model', length=16}")
 
 
 @case
@@ -255,6 +299,14 @@ def damaged_weights(scene: Scene) -> list[str]:
 
 
 @case
+def changed_file(scene: Scene) -> list[str]:
+    (scene.model / "manifest.json").write_bytes(scene.manifest)
+    path = scene.model / "config.json"
+    path.write_text(path.read_text() + " ")
+    return scene.translate()
+
+
+@case
 def config_and_weights(scene: Scene) -> list[str]:
     path = scene.model / "config.json"
     path.write_text(path.read_text().replace('"width": 16', '"width": 32'))
@@ -314,6 +366,9 @@ ELSEWHERE = {
     "CUT": test_memory.test_a_step_that_does_not_fit_is_split_and_the_run_continues,
     "LITTLE_MEMORY": test_memory.test_a_batch_that_hardly_fits_gives_a_warning,
     "OUT_OF_MEMORY": test_memory.test_a_run_ends_with_one_line_when_not_even_a_sample_fits,
+    "TOO_LARGE": test_plan.test_training_what_does_not_fit_ends_with_one_line_before_anything_is_allocated,
+    "DOES_NOT_FIT": test_folder.test_a_model_that_does_not_fit_in_memory_is_refused_before_anything_is_allocated,
+    "OTHER_LABELS": test_settings.test_a_stale_id2label_is_named_with_what_to_do,
     "OUT_OF_MEMORY_TOGETHER": test_memory.test_a_process_without_memory_does_not_hang_the_others,
 }
 
@@ -348,9 +403,13 @@ def test_a_row_is_said_as_it_stands(
         assert code == 0, err
         message = next(line for line in out.splitlines() if re.search(pattern(row), line))
     # While a recipe is read, its file is named before the key, and its table where a row names no key.
-    own = re.sub(r"\(\S+\.toml: ", "(", re.sub(r" \(\S+\.toml: model\)", "", message))
+    # Or the settings are, where they are to blame.
+    own = re.sub(
+        r"\(--set text\.tokenizer[^)]*\)", "(text.tokenizer.size)", re.sub(r" \(--set model[^)]*\)", "", message)
+    )
+    own = re.sub(r"\(\S+\.toml: ", "(", re.sub(r" \(\S+\.toml: model\)", "", own))
     assert re.search(pattern(row), own), message
-    assert "{" not in message
+    assert "{" not in own
     assert "Traceback" not in out + err
 
 

@@ -380,3 +380,13 @@ def test_a_part_in_the_wrong_field_is_refused():
         read_recipe("dates", ["model.position=mean"], [Mean])
     with pytest.raises(InputError, match=r"Mean does not fit here \(dates: text.task\)"):
         read_recipe("dates", ["text.task=mean"], [Mean])
+
+
+def test_a_class_whose_kind_is_regards_own_is_refused_on_the_command_line(tmp_path: Path):
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\n\n\n@dataclass(frozen=True)\nclass Dot:\n"
+        "    def build(self, query_width, key_width, heads=1):\n        raise LookupError\n"
+    )
+    said = r"\"dot\" is a kind of regard's own \(.*model\.score.*\)\. Give Dot another"
+    with pytest.raises(InputError, match=said):
+        read_recipe("dates", ["model.score=dot"], parts=read_parts(tmp_path / "mine.py"))

@@ -5,17 +5,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from regard.errors import CannotResume, DamagedFile, DiskTrouble, InputError, Interrupted, RegardError, RunFailed
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard.api import load, side_by_side, steps
+    from regard.api import load, save, side_by_side, steps
     from regard.config.run import train
     from regard.evaluation.check import check
     from regard.models import zoo
 
-__all__ = ["__version__", "check", "load", "side_by_side", "steps", "train", "zoo"]
+__all__ = [
+    "CannotResume", "DamagedFile", "DiskTrouble", "InputError", "Interrupted", "RegardError", "RunFailed",
+    "__version__", "check", "load", "save", "side_by_side", "steps", "train", "zoo",
+]  # fmt: skip
 
-_HOMES = {"check": "evaluation.check", "load": "api", "side_by_side": "api", "steps": "api", "train": "config.run"}
+_HOMES = {
+    "check": "evaluation.check", "load": "api", "save": "api", "side_by_side": "api", "steps": "api",
+    "train": "config.run",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -15,20 +17,22 @@ from regard.decode.classify import Prediction, Text, classify
 from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import FilledText, fill_masks, fill_spans
 from regard.decode.generate import QUIET, GeneratedText, Progress, continue_prompts, translate
-from regard.decode.inputs import require_capability
+from regard.decode.inputs import capabilities, require_capability
 from regard.decode.options import Options, default_options
 from regard.decode.score import TextScore, score_masked, score_pairs, score_texts
-from regard.errors import DamagedFile, InputError
+from regard.errors import DamagedFile, InputError, Note
 from regard.models.device import choose_device
 from regard.models.model import Model, Network, Shape
-from regard.schema import require_parts
+from regard.progress import waiting
+from regard.schema import classes_of, require_parts
 from regard.show.generation import beam_tree
 from regard.show.lsh import LSHRecall, lsh_recall
 from regard.show.payload import side_by_side as side_by_side
 from regard.show.trace import AttentionTrace, trace
 from regard.store.checkpoint import checkpoint_at, checkpoints_folder, saved_steps
-from regard.store.folder import read_folder
-from regard.store.loading import MAX_TEXT_LENGTH, Loaded, load_parameters
+from regard.store.files import disk_errors
+from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
+from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded, load_parameters
 
 
 def load(
@@ -42,6 +46,35 @@ def load(
     if step is not None:
         load_parameters(loaded.network, checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model"))
     return LoadedModel(loaded)
+
+
+def save(
+    network: Network, tokenizer: Tokenizer | tuple[Tokenizer, Tokenizer], folder: str | Path,
+) -> LoadedModel:  # fmt: skip
+    """Save a network and its tokenizer (source and target tokenizer, if they differ) as a new model folder."""
+    if not isinstance(network, Network):
+        raise InputError(f"regard.save takes a network, as model.network is; got {type(network).__name__} (network).")
+    first, *rest = tokenizer if isinstance(tokenizer, tuple) else (tokenizer,)
+    target = rest[0] if rest and rest[0] is not first else None
+    for one in (first, *rest):
+        if not isinstance(one, Tokenizer):
+            raise InputError(f"regard.save takes a tokenizer, as BPE().train(texts) is; got {type(one).__name__}.")
+    vocabularies = {first: network.source_vocabulary or network.vocabulary, target or first: network.vocabulary}
+    for one, known in vocabularies.items():
+        if one.vocabulary > known:
+            raise InputError(f"the tokenizer has {one.vocabulary:,} tokens, the network {known:,} (tokenizer). "
+                             "Build the network with tokenizer.vocabulary.")  # fmt: skip
+    path = Path(folder)
+    if (path / "config.json").exists() or (path / "model.safetensors").exists():
+        raise InputError(f"{path} holds a model already (folder). Choose another.")
+    verb, special = capabilities(network.description, first)[0], target or first
+    ids = {"bos_token_id": special.bos, "eos_token_id": special.eos, "pad_token_id": special.pad}
+    with disk_errors(path, 0):
+        path.mkdir(parents=True, exist_ok=True)
+    generation_config = {**ids, "decoder_start_token_id": special.bos}
+    write_description(path, network, (first, target), task=verb, generation_config=generation_config)
+    write_weights(path, unique_parameters(network))
+    return load(path, device="cpu", parts=classes_of(network.description))
 
 
 def steps(folder: str | Path) -> list[int]:
@@ -59,6 +92,7 @@ class LoadedModel:
         self.tokenizers = self.tokenizer, self.target_tokenizer
         self.config: dict[str, Any] = loaded.config
         self.generation_config: dict[str, Any] = loaded.generation_config
+        self._noted = False  # that a text is longer than those of the training
 
     @property
     def description(self) -> Model:
@@ -114,7 +148,7 @@ class LoadedModel:
         options: Options | None = None,
         *,
         prefixes: Sequence[str] | None = None,
-        progress: Progress = QUIET,
+        progress: Progress | None = None,
         alignment: bool = False,
         replace_unknown: bool = False,
         first_line: int = 1,
@@ -127,14 +161,18 @@ class LoadedModel:
         self._require("translate")
         aligner = self.aligner if alignment or replace_unknown else None
         options = options or self.defaults()
-        found = translate(
-            self.network, self.tokenizers, texts, options, prefixes=prefixes, progress=progress, first_line=first_line
-        )
+        with _shown(progress, len(texts), "translating") as advance:
+            found = translate(
+                self.network, self.tokenizers, texts, options, prefixes=prefixes, progress=advance,
+                first_line=first_line, trained_length=self.config.get(TRAINED_LENGTH), note=self._note_once,
+            )  # fmt: skip
         if aligner is None:
             return found
-        return aligner.annotate(
-            texts, found, prefixes=prefixes, stop=options.stop, alignment=alignment, replace_unknown=replace_unknown
-        )
+        with waiting(len(texts), "aligning") as advance:
+            return aligner.annotate(
+                texts, found, prefixes=prefixes, stop=options.stop, alignment=alignment,
+                replace_unknown=replace_unknown, progress=advance,
+            )  # fmt: skip
 
     @property
     def aligner(self) -> Aligner:
@@ -159,7 +197,8 @@ class LoadedModel:
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
         """The word alignment of each pair: (source word, target word), counted from 0."""
         _require_pairs("align", sources, targets)
-        return self.aligner.align(sources, targets)
+        with waiting(len(sources), "aligning") as advance:
+            return self.aligner.align(sources, targets, advance)
 
     def choose_alignment_heads(
         self, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Links] | None = None
@@ -170,7 +209,8 @@ class LoadedModel:
             raise InputError(f"{len(sources):,} pairs and {len(gold):,} alignments: give one alignment per pair.")
         self.generation_config.pop("alignment_heads", None)
         aligner = self.aligner
-        heads = choose_heads(aligner.network, aligner.tokenizers, sources, targets, gold)
+        with waiting(len(sources), "aligning") as advance:
+            heads = choose_heads(aligner.network, aligner.tokenizers, sources, targets, gold, advance)
         self.generation_config["alignment_heads"] = heads
         return heads
 
@@ -198,39 +238,41 @@ class LoadedModel:
         return self.continuations([prompt], options or sampling)[0][0].text
 
     def continuations(
-        self, prompts: Sequence[str], options: Options, *, progress: Progress = QUIET
+        self, prompts: Sequence[str], options: Options, *, progress: Progress | None = None
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """The n-best continuations of each prompt with their scores; their text includes the prompt."""
         self._require("generate")
-        return continue_prompts(self.network, self.tokenizer, prompts, options, progress=progress)
+        with _shown(progress, len(prompts), "generating") as advance:
+            return continue_prompts(self.network, self.tokenizer, prompts, options, progress=advance)
 
     @overload
-    def fill(self, texts: str, *, top: int = ..., progress: Progress = ...) -> FilledText: ...
+    def fill(self, texts: str, *, top: int = ..., progress: Progress | None = ...) -> FilledText: ...
     @overload
-    def fill(self, texts: list[str], *, top: int = ..., progress: Progress = ...) -> list[FilledText]: ...
+    def fill(self, texts: list[str], *, top: int = ..., progress: Progress | None = ...) -> list[FilledText]: ...
     def fill(
-        self, texts: str | list[str], *, top: int = 5, progress: Progress = QUIET
+        self, texts: str | list[str], *, top: int = 5, progress: Progress | None = None
     ) -> FilledText | list[FilledText]:
         """Tokens for each [MASK] of a text; from a span-corruption model, spans for <extra_id_0>, <extra_id_1>, ..."""
         self._require("fill")
         if top < 1:
             raise InputError(f"top must be 1 or more, got {top} (--top).")
         several = [texts] if isinstance(texts, str) else texts
-        if self.network.shape == "encoder":
-            found = fill_masks(self.network, self.tokenizer, several, top=top, progress=progress)
-        else:
-            found = fill_spans(self.network, self.tokenizers, several, self.defaults(), top=top, progress=progress)
+        with _shown(progress, len(several), "filling") as advance:
+            if self.network.shape == "encoder":
+                found = fill_masks(self.network, self.tokenizer, several, top=top, progress=advance)
+            else:
+                found = fill_spans(self.network, self.tokenizers, several, self.defaults(), top=top, progress=advance)
         return found[0] if isinstance(texts, str) else found
 
     @overload
     def embed(
         self, texts: Sequence[str], *, pool: str | None = ..., layer: Layer = ..., normalised: bool = ...,
-        tokens: Literal[False] = ..., progress: Progress = ...,
+        tokens: Literal[False] = ..., stateful: bool = ..., progress: Progress | None = ...,
     ) -> Vectors: ...  # fmt: skip
     @overload
     def embed(
         self, texts: Sequence[str], *, pool: str | None = ..., layer: Layer = ..., normalised: bool = ...,
-        tokens: Literal[True], progress: Progress = ...,
+        tokens: Literal[True], stateful: bool = ..., progress: Progress | None = ...,
     ) -> list[TokenVectors]: ...  # fmt: skip
     def embed(
         self,
@@ -240,38 +282,42 @@ class LoadedModel:
         layer: Layer = None,
         normalised: bool = False,
         tokens: bool = False,
-        progress: Progress = QUIET,
+        stateful: bool = False,
+        progress: Progress | None = None,
     ) -> Vectors | list[TokenVectors]:
         """One vector per text, or with `tokens` one per token.
 
         `pool` is "mean", "first", "last" or "max"; `layer` is an index (0: the embedding) or "mix", the mean of all.
+        `stateful`: each text is read from the recurrent state after the one before, as the published ELMo does.
         """
         _require_texts("embed", texts)
+        if tokens and pool is not None:
+            raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
         max_length: int | None = self.config.get(MAX_TEXT_LENGTH)
-        if not tokens:
+        with _shown(progress, len(texts), "embedding") as advance:
+            if tokens:
+                return embed_tokens(
+                    self.network, self.tokenizer, texts, layer=layer, normalised=normalised, max_length=max_length,
+                    stateful=stateful, progress=advance,
+                )  # fmt: skip
             return embed(
                 self.network, self.tokenizer, texts, pool=pool, layer=layer, normalised=normalised,
-                max_length=max_length, progress=progress,
+                max_length=max_length, stateful=stateful, progress=advance,
             )  # fmt: skip
-        if pool is not None:
-            raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
-        return embed_tokens(
-            self.network, self.tokenizer, texts, layer=layer, normalised=normalised, max_length=max_length,
-            progress=progress,
-        )  # fmt: skip
 
-    def classify(self, texts: Sequence[Text], *, progress: Progress = QUIET) -> list[Prediction]:
+    def classify(self, texts: Sequence[Text], *, progress: Progress | None = None) -> list[Prediction]:
         """The prediction for each text or pair of texts: a label, a number, or a tag per word."""
         _require_texts("classify", texts)
         self._require("classify")
-        return classify(self.network, self.tokenizer, texts, progress)
+        with _shown(progress, len(texts), "classifying") as advance:
+            return classify(self.network, self.tokenizer, texts, advance)
 
     def score(self, source: Sequence[str], target: Sequence[str] | None = None) -> list[float]:
         """The log-probability of each target given its source, or of each text when there is no target."""
         return [found.total for found in self.scores(source, target)]
 
     def scores(
-        self, source: Sequence[str], target: Sequence[str] | None = None, *, progress: Progress = QUIET
+        self, source: Sequence[str], target: Sequence[str] | None = None, *, progress: Progress | None = None
     ) -> list[TextScore]:
         """The log-probability of each target given its source, or of each text, in total and per token.
 
@@ -283,10 +329,11 @@ class LoadedModel:
         if both != (target is not None):
             what, fits = ("plain texts", "pairs of source and target") if both else ("pairs", "texts alone")
             raise InputError(f"this model does not score {what}. Give {fits}.")
-        if target is not None:
-            return score_pairs(self.network, self.tokenizers, (source, target), progress)
-        score = score_texts if self.network.shape == "decoder" else score_masked
-        return score(self.network, self.tokenizer, source, progress)
+        with _shown(progress, len(source), "scoring") as advance:
+            if target is not None:
+                return score_pairs(self.network, self.tokenizers, (source, target), advance)
+            score = score_texts if self.network.shape == "decoder" else score_masked
+            return score(self.network, self.tokenizer, source, advance)
 
     def look(
         self,
@@ -296,12 +343,15 @@ class LoadedModel:
         *,
         beam: int | None = None,
         length: int = 0,
+        progress: Progress = QUIET,
     ) -> AttentionTrace:
         """The attention weights of all layers and heads for `text` and `target` (or the model's own translation).
 
         A language model reads `target` after the text, then generates `length` tokens itself. `layers` are names or
-        wildcards, such as "decoder.*.cross".
+        wildcards, such as "decoder.*.cross". Reports progress in generated tokens.
         """
+        if not text.strip():
+            raise InputError("the text is empty, so there is nothing to attend to (text). Give at least one word.")
         if length < 0 or (length and self.network.shape != "decoder"):
             raise InputError(
                 f"only a language model continues a text, by 0 or more tokens (length {length}). Leave it out."
@@ -311,18 +361,27 @@ class LoadedModel:
         options = replace(self.defaults(), beam=1, max_tokens=length) if length else self.defaults()
         options = options if beam is None else replace(options, beam=beam)
         shown: str | Sequence[int] | None = target
-        beams, heads = None, self.alignment_heads
+        beams, heads, ended = None, self.alignment_heads, False
         if length or (target is None and self.network.shape == "encoder-decoder"):
             text = text + (target or "")
-            tree, generated = beam_tree(self.network, self.tokenizers, text, options)
-            shown, beams = generated.tokens, tree if options.beam > 1 else None
-        return trace(self.network, self.tokenizers, text, shown, heads, layers=layers, beams=beams, options=options)
+            with _shown(progress, length or 2 * len(self.tokenizer.encode(text)) + 50, "generate") as done:
+                tree, generated = beam_tree(self.network, self.tokenizers, text, options, progress=done)
+            shown, beams, ended = generated.tokens, tree if options.beam > 1 else None, generated.ended
+        return trace(
+            self.network, self.tokenizers, text, shown, heads, layers=layers, beams=beams, options=options, ended=ended
+        )
 
     def lsh_recall(self, text: str, target: str | None = None, *, top: int = 64) -> LSHRecall:
         """LSH recall: the share of the `top` largest weights that hashing finds, by layer, head and hash rounds."""
         if self.network.shape == "encoder-decoder" and target is None:
             target = self.translate(text)
         return lsh_recall(self.network, self.tokenizers, text, target, top=top)
+
+    def _note_once(self, text: str) -> None:
+        """The first note about a text that is too long stands for all."""
+        if not self._noted:
+            warnings.warn(text, Note, stacklevel=2)
+        self._noted = True
 
     def _require(self, verb: str) -> None:
         require_capability(self.description, self.tokenizer, verb)
@@ -336,3 +395,13 @@ def _require_texts(what: str, texts: Sequence[Any]) -> None:
 def _require_pairs(what: str, sources: Sequence[str], targets: Sequence[str] | None) -> None:
     if isinstance(sources, str) or isinstance(targets, str) or (targets is not None and len(targets) != len(sources)):
         raise InputError(f"{what} takes lists of texts, as many targets as sources.")
+
+
+@contextmanager
+def _shown(progress: Progress | None, total: int, what: str) -> Iterator[Progress]:
+    """The caller's progress, or else one that is shown to those who wait."""
+    if progress is not None:
+        yield progress
+        return
+    with waiting(total, what) as advance:
+        yield advance

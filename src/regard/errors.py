@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
 
 class RegardError(Exception):
     """An error that the user can correct; the command line prints it as one line and exits with `exit_code`."""
@@ -50,6 +52,11 @@ class Interrupted(RegardError):
 
 class Note(UserWarning):
     """A note about a folder that loads nevertheless; the command line prints it as one line."""
+
+
+def printable(text: str) -> str:
+    """A text for a terminal: control characters, with which a file could command the terminal, are spelled out."""
+    return text.translate(_CONTROLS)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

@@ -47,7 +47,7 @@ def perplexity(loss: float) -> float:
 
 
 def bits_per_byte(total: float, size: int) -> float:
-    """Summed cross entropy in bits per UTF-8 byte of text; comparable across tokenizers."""
+    """Summed cross entropy, unknown characters included, in bits per UTF-8 byte; comparable across tokenizers."""
     return total / math.log(2) / max(1, size)
 
 

@@ -136,7 +136,8 @@ def call_from_dict(
     try:
         return function(**given)
     except InputError as error:
-        raise InputError(located(str(error), where)) from None
+        first = str(error).partition(" ")[0]  # "heads must be 1 or more, got 0."
+        raise InputError(located(str(error), f"{where}.{first}" if first in parameters else where)) from None
 
 
 def located(message: str, where: str) -> str:
@@ -149,6 +150,15 @@ def located(message: str, where: str) -> str:
     end = re.search(r"\.(?=\s|$)", message)
     what, remedy = (message, ".") if end is None else (message[: end.start()], message[end.start() :])
     return f"{what} ({where}){remedy}"
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which has no infinity and no NaN: they become null."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @functools.cache
@@ -220,14 +230,27 @@ def _from_table(options: list[Any], value: Any, where: str, also: Sequence[type]
             return call_from_dict((fitting or options)[0], value, where=where, also=also)
         raise InputError(f"a kind is missing ({where}). {_kinds(options)}")
     own = [] if closed else [cls for cls in also if cls not in options]
+    taken = any(kind_of(option) == kind for option in options)
+    for mine in own:
+        ours = mine.__module__.startswith("regard.")
+        if taken and not ours and kind_of(mine) == kind and _fits(mine, options):
+            raise InputError(
+                f'"{kind}" is a kind of regard\'s own ({where}). Give {mine.__name__} another: '
+                f'kind: ClassVar[str] = "my_{kind}".'
+            )
     for option in (*options, *own):
         if kind_of(option) == kind:
             if lacking := sorted(_shared(options) - {*dir(option)}):
                 raise InputError(f"{option.__name__} does not fit here ({where}): it has no {', '.join(lacking)}.")
             return call_from_dict(option, value, where=where, also=also)
-    offered = [*options, *(cls for cls in own if _shared(options) <= {*dir(cls)})]
+    offered = [*options, *(cls for cls in own if _fits(cls, options))]
     hint = f"{suggest(str(kind), map(kind_of, offered))} A class of your own: parts=[...] or --parts FILE.py."
     raise UnknownKind(f'unknown kind "{kind}" ({where}). {hint}')
+
+
+def _fits(cls: type, options: list[Any]) -> bool:
+    """Whether a class of the caller's own can stand in a field with these classes."""
+    return _shared(options) <= {*dir(cls)}
 
 
 def _shared(options: list[Any]) -> set[str]:

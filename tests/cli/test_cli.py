@@ -7,11 +7,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from regard.models import zoo
+from regard.models.readouts import Label
 from regard.store.folder import read_description
+from tests.small import save_model, small
 from tests.training.runs import ENVIRONMENT, regard, terminate_at, write_recipe
 
 
@@ -306,8 +310,10 @@ def test_a_sketch_for_pairs_in_one_file_trains(tmp_path: Path):
     lines = "".join(f"{word}\t{word[::-1]}\n" for word in ("abc", "bcd", "cde", "def") * 9)
     (tmp_path / "pairs.tsv").write_text(lines)
     code, recipe, err = regard("init", tmp_path / "pairs.tsv")
-    assert (code, err) == (0, "")
-    assert "valid.tsv" in recipe
+    assert code == 0
+    assert "held out: by content" in err
+    assert "on this machine" in err
+    assert "valid     = 0." in recipe
     (tmp_path / "recipe.toml").write_text(recipe)
     settings = ["--set", "train.steps=1", "--set", "model.width=16", "--set", "model.depth=1"]
     assert regard("train", tmp_path / "recipe.toml", *settings, "--out", tmp_path / "run")[0] == 0
@@ -317,3 +323,33 @@ def test_a_sketch_for_pairs_in_one_file_trains(tmp_path: Path):
     (tmp_path / "empty.txt").write_text("")
     assert regard("init", tmp_path / "empty.txt")[0] == 2
     assert regard("train", tmp_path / "recipe.toml", "--set", 'text.train=""', "--out", tmp_path / "none")[0] == 2
+
+
+def on_a_terminal(*arguments: object, text: bytes = b"") -> bytes:
+    """What a command prints on a terminal."""
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "regard", *map(str, arguments)]
+    done = subprocess.run(command, input=text, stdout=theirs, stderr=theirs, env=ENVIRONMENT)
+    os.close(theirs)
+    assert done.returncode in (0, 2, 3)
+    printed = b""
+    try:
+        while chunk := os.read(ours, 65536):
+            printed += chunk
+    except OSError:  # the end of what was printed
+        pass
+    os.close(ours)
+    return printed
+
+
+def test_what_stands_in_a_file_cannot_command_a_terminal(tmp_path: Path):
+    label = "\x1b[2J\x9bm\x07good"
+    description = replace(zoo.bert(16, 1, heads=2), readout=Label((label, label + "er")))
+    folder = save_model(tmp_path / "labels", small(description))
+    printed = on_a_terminal("classify", folder, text=b"the cat\n")
+    assert b"\\x1b[2J\\x9bm\\x07good" in printed
+    assert not {0x1B, 0x07, 0x9B} & set(printed)
+    (folder / "manifest.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"model_type": "\x1b]0;owned\x07"}))
+    assert b"\x1b" not in on_a_terminal("classify", folder)
+    assert label in fed(b"the cat\n", "classify", save_model(tmp_path / "b", small(description)))[1].decode()

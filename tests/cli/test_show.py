@@ -60,7 +60,7 @@ def test_a_file_shows_every_layer(run: Path, tmp_path: Path):
     page = payload(tmp_path / "page.html")
     assert page["live"] is None
     [trace] = page["traces"]
-    assert trace["label"] == str(run)
+    assert trace["label"] == run.name
     assert [layer["name"] for layer in trace["layers"]] == ["encoder.0.self", "decoder.0.self", "decoder.0.cross"]
     assert trace["sides"]["source"]["tokens"][:3] == ["a", "b", "c"]
 
@@ -83,7 +83,7 @@ def test_another_model_stands_beside(run: Path, others: dict[str, Path], tmp_pat
         tmp_path, run, "the cat", "--target", "a", "--against", others["bahdanau"], "--against", others["seq2seq"]
     )
     assert page["slider"] is False
-    assert [trace["label"] for trace in page["traces"]] == [str(run), str(others["bahdanau"]), str(others["seq2seq"])]
+    assert [trace["label"] for trace in page["traces"]] == ["run", "bahdanau", "seq2seq"]
     assert [bool(trace["layers"]) for trace in page["traces"]] == [True, True, False]
 
 
@@ -133,6 +133,8 @@ def test_the_text_may_come_from_standard_input(others: dict[str, Path], tmp_path
         (["RUN"], "regard show --help"),
         (["RUN", "abc", "--layers", "decoder.9.*"], "Known: encoder.0.self"),
         (["RUN", "abc", "--layers", ""], "Known: encoder.0.self"),
+        (["RUN", ""], "empty"),
+        (["BERT", " "], "empty"),
         (["RUN", "abc", "--length", "3"], "language model"),
         (["RUN", "abc", "--length", "-3"], "--length"),
         (["RUN", "abc", "--beam", "0"], "beam"),
@@ -165,13 +167,37 @@ def test_a_file_that_cannot_be_written_is_said_in_a_line(run: Path, tmp_path: Pa
 def test_a_folder_is_no_page(run: Path, tmp_path: Path):
     code, out, err = regard("show", run, "abc", "--out", tmp_path)
     assert (code, out) == (2, "")
-    assert err == f"regard: error: {tmp_path} is a folder (--out). Name a file in it, like {tmp_path / 'page.html'}.\n"
+    assert err == f"regard: error: {tmp_path} is a folder (--out). Name a file in it.\n"
 
 
 @pytest.mark.parametrize("text", ["", " ", "\u202e<script>", "x" * 3000, "ein\nzwei"])
 def test_any_text_is_shown_or_refused_in_a_line(run: Path, tmp_path: Path, text: str):
     code, out, err = regard("show", run, text, "--target", "ab", "--out", tmp_path / "page.html")
     assert (code, out.count("\n"), err.count("\n")) in ((0, 1, 0), (2, 0, 1)), err
+
+
+def test_a_page_tells_nothing_of_the_folders_of_its_maker(others: dict[str, Path], tmp_path: Path):
+    found = shown(tmp_path, others["bert"].resolve(), "the cat", "--against", others["gpt2"].resolve())
+    assert [trace["label"] for trace in found["traces"]] == ["bert", "gpt2"]
+    assert str(others["bert"].parent) not in (tmp_path / "page.html").read_text()
+
+
+def test_ctrl_c_writes_what_is_ready(others: dict[str, Path], tmp_path: Path):
+    page = tmp_path / "page.html"
+    # A signal right after the positional encodings: what follows is left out.
+    stopped = (
+        "import os, signal, sys; from regard.show import payload; from regard.cli import main;"
+        "tables = payload.position_tables;"
+        "payload.position_tables = lambda *some: (os.kill(os.getpid(), signal.SIGINT), tables(*some))[1];"
+        "sys.argv = ['regard', 'show', *sys.argv[1:]]; main()"
+    )
+    command = [sys.executable, "-c", stopped, others["gpt2"], "the cat", "--out", page]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT)
+    assert done.returncode == 130
+    assert done.stderr == f"regard: stopped; {page} shows what was ready.\n"
+    assert "Left out: Nearest neighbours (stopped before it was ready); Ablation (stopped" in done.stdout
+    [trace] = payload(page)["traces"]
+    assert [bool(trace[name]) for name in ("positions", "generation", "ablation")] == [True, True, False]
 
 
 def line_of(life: CommandProcess) -> str:

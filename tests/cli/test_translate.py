@@ -6,8 +6,6 @@ import io
 import json
 import os
 import pty
-import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -33,7 +31,6 @@ from tests.cli.test_cli import fed as piped
 from tests.small import TEXTS, save_model, small
 from tests.training.runs import ENVIRONMENT, regard, write_recipe
 
-PAGE = Path(__file__).parents[2] / "docs" / "reading.md"
 BERT = zoo.bert(16, 2, 2, max_positions=64)
 LINES = "".join(f"{text}\n" for text in TEXTS)
 Fed = Callable[..., tuple[int, bytes, str]]
@@ -180,7 +177,7 @@ def test_a_classifier_is_evaluated(runs: Path, fed: Fed, tmp_path: Path):
     code, out, _ = fed("", "evaluate", runs / "labels", *files)
     assert b"accuracy" in out
     code, _, err = fed("", "evaluate", runs / "labels", *files, "--plot", tmp_path / "x.png")
-    assert (code, "only translations can be plotted" in err) == (2, True)
+    assert (code, "--plot is for translations" in err) == (2, True)
     (tmp_path / "s").write_text("".join(f"{text}\tthe cat\n" for text in TEXTS))
     said = model.classify([(text, "the cat") for text in TEXTS])
     (tmp_path / "r").write_text("".join(f"{one.label}\n" for one in said))
@@ -223,23 +220,6 @@ def test_regard_alone_prints_its_help(fed: Fed):
     assert (code, err) == (0, "")
     assert out.decode().startswith("Usage: regard")
     assert len(out.splitlines()) > 10
-
-
-def test_the_page_runs_as_it_stands(runs: Path, fed: Fed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    (tmp_path / "runs").symlink_to(runs)
-    (tmp_path / "sentences.txt").write_text(LINES)
-    (tmp_path / "labels.txt").write_text("bad\ngood\nbad\ngood\n")
-    monkeypatch.chdir(tmp_path)
-    commands = [
-        line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL) for line in block.splitlines()
-    ]
-    assert len(commands) >= 10
-    for line in commands:
-        _, *arguments = shlex.split(re.sub(r"[<>] \S+", "", line))
-        code, out, err = fed(LINES if "<" in line else "", *arguments)
-        assert (code, err, bool(out)) == (0, "", True), line
-    for block in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        exec(compile(block, PAGE.name, "exec"), {})
 
 
 # Alignments and unknown words, and what training leaves for them.

@@ -61,7 +61,7 @@ def test_slots_take_tables_bare_kinds_and_settings():
         ({"model": {"width": 0}, "text": {"corpus": "dates"}}, "model"),
         ({"model": {"width": -8}, "text": {"corpus": "dates"}}, "model"),
         ({"model": {"dropout": 2.0}, "text": {"corpus": "dates"}}, "dropout"),
-        ({"model": {"depth": 0}, "text": {"corpus": "dates"}}, "depth = 1"),
+        ({"model": {"depth": 0}, "text": {"corpus": "dates"}}, "depth must be 1 or more"),
         ({"model": {"name": [1]}, "text": {"corpus": "dates"}}, "no model is called"),
         ({"model": {"score": {"kind": "reduced_rank", "rank": 0}}, "text": {"corpus": "dates"}}, "rank must be 1"),
         ({"model": {"position": {"kind": "relative_bias", "buckets": 2}}, "text": {"corpus": "dates"}}, "buckets"),
@@ -83,8 +83,8 @@ def test_invalid_recipes_are_refused_with_a_hint(tables: dict, message: str):
     [
         ("train.learning_rate=abc", 'expected a number, got "abc" (r.toml: train.learning_rate).'),
         ('model.heads="x"', 'expected a whole number, got "x" (r.toml: model.heads).'),
-        ("model.heads=0", "0 is too small (r.toml: model.heads). Use 1 or more."),
-        ("model.inner=-4", "-4 is too small (r.toml: model.inner). Use 1 or more."),
+        ("model.heads=0", "heads must be 1 or more, got 0 (r.toml: model.heads)."),
+        ("model.inner=-4", "inner must be 1 or more, got -4 (r.toml: model.inner)."),
         ("model.position={kind='alibi', slopes=3}", 'unknown key "slopes" (r.toml: model.position). Leave it out.'),
         ("train.rate=1", 'unknown key "rate" (r.toml: train). Did you mean "learning_rate"?'),
         ("model.position={kind='learned', max_positions=-4}", "-4 is too small (r.toml: model.position.max_positions). "
@@ -113,7 +113,7 @@ def test_invalid_recipes_are_refused_with_a_hint(tables: dict, message: str):
          "(r.toml: text.train[1])."),
         ("text.train=[1]", "expected text or a table, got 1 (r.toml: text.train[0])."),
         ("text.train=['a', {weight=1}]", 'missing key "path" (r.toml: text.train[1]). Add path = ... there.'),
-        ("decode.beam=0", "beam must be 1 to 1024, got 0 (r.toml: decode)."),
+        ("decode.beam=0", "beam must be 1 to 1024, got 0 (r.toml: decode.beam)."),
         ("train=3", "[train] must be a table (r.toml). Set its keys, as in train.steps = 2000."),
         ("train.steps.x=3", "train.steps is 2000, not a table (--set train.steps.x=3). Set train.steps as a whole."),
     ],

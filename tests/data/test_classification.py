@@ -208,7 +208,8 @@ def test_text_without_targets_and_other_misuse_is_refused() -> None:
 
 def test_a_tokenizer_may_put_two_separators_between_the_texts_of_a_pair():
     plain = Character().train(["ab"])
-    apart = Tokenizer.from_json(plain.to_json(), SpecialTokens(pair_separators=2))
+    apart_pieces = (BOS, 0), (-1, 0), (EOS, 0), (EOS, 0), (-2, 1), (EOS, 1)
+    apart = Tokenizer.from_json(plain.to_json(), SpecialTokens(single=((BOS, 0), (-1, 0), (EOS, 0)), pair=apart_pieces))
     a, b = plain.encode("ab")
     corpus = Corpus(["ab\tb", "a\tab"], ["x", "y"], ("pairs.tsv",), paired_sources=True)
     for tokenizer, between in ((plain, [plain.eos]), (apart, 2 * [plain.eos])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -293,3 +294,106 @@ def test_concatenated_corpora_locate_their_lines(tmp_path: Path, cache: Cache) -
     plain = read_corpus(write(tmp_path / "c.txt", b"x\n"), cache=cache)
     with pytest.raises(InputError, match="are pairs, others are not"):
         concatenate_corpora([(one, 1.0), (plain, 1.0)])
+
+
+QUOTED = [('Ein Hund, "gut"', "A dog"), ("zwei\nZeilen", "two\nlines"), ("drei\tTabs", "three; tabs"), ("vier", "4")]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("name", ["t.csv", "t.csv.gz", "t.tsv"])
+@pytest.mark.parametrize("header", [None, ("german", "english")])
+def test_a_table_with_quotes_and_line_ends_is_read(
+    tmp_path: Path, cache: Cache, delimiter: str, name: str, header: tuple[str, str] | None
+) -> None:
+    text = io.StringIO()
+    rows = csv.writer(text, delimiter="\t" if name == "t.tsv" else delimiter)
+    rows.writerows([*([header] if header else []), *QUOTED])
+    path = write(tmp_path / name, text.getvalue().encode())
+    corpus = read_corpus(path, cache=cache)
+    assert pairs(corpus) == QUOTED
+    note = corpus.subcorpora[0].note
+    assert ("header (german, english) and skipped" in note) == (header is not None)
+    swapped = read_corpus(path, ReadOptions(fields=("english", "german") if header else ("2", "1")), cache)
+    assert pairs(swapped) == [(target, source) for source, target in QUOTED]
+    assert not swapped.subcorpora[0].note
+
+
+def test_quotes_in_the_text_of_a_tsv_stay(tmp_path: Path, cache: Cache) -> None:
+    lines = b'"Ja", sagte er.\tYes\n"Nein."\t"No."\nx\ty\n'
+    found = pairs(read_corpus(write(tmp_path / "t.tsv", lines), cache=cache))
+    assert found == [('"Ja", sagte er.', "Yes"), ('"Nein."', '"No."'), ("x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("head", "skipped"),
+    [
+        ("de\ten", True), ("source\ttarget", True), ("Satz\tKlasse", True), ("Hi.\tHallo!", False),
+        ("go\tgehen", False), ("1\t2", False),
+    ],
+)  # fmt: skip
+def test_a_header_is_skipped_and_said(tmp_path: Path, cache: Cache, head: str, skipped: bool) -> None:
+    labels = head == "Satz\tKlasse"
+    rows = [(f"Satz {number}", ("ja", "nein")[number % 2] if labels else f"line {number}") for number in range(99)]
+    path = write(tmp_path / "t.tsv", "\n".join([head, *map("\t".join, rows)]).encode())
+    corpus = read_corpus(path, cache=cache)
+    assert pairs(corpus) == ([] if skipped else [tuple(head.split("\t"))]) + rows
+    assert bool(corpus.subcorpora[0].note) == skipped
+    assert corpus.where([0]) == f"{path}:{1 + skipped}"
+    read = read_corpus(path, ReadOptions(fields=("1", "2")), cache)
+    assert len(read) == 100
+    assert ("looks like a header" in read.subcorpora[0].note) == skipped
+
+
+def test_one_column_is_texts_and_many_must_be_chosen(tmp_path: Path, cache: Cache) -> None:
+    assert list(read_corpus(write(tmp_path / "t.csv", b'text\n"a, b"\nc\n'), cache=cache).sources) == ["a, b", "c"]
+    path = write(tmp_path / "u.csv", b"id,de,en\n1,Hund,dog\n2,Katze,cat\n")
+    with pytest.raises(InputError, match=r'u\.csv line 1 has 3 columns, .*id \("1"\), de \("Hund"\).*text\.fields'):
+        read_corpus(path, cache=cache)
+    assert pairs(read_corpus(path, ReadOptions(fields=("de", "en")), cache)) == [("Hund", "dog"), ("Katze", "cat")]
+    assert pairs(read_corpus(path, ReadOptions(fields=("de", "en", "id")), cache))[0] == ("Hund\tdog", "1")
+    with pytest.raises(InputError, match=r'names no column "fr"'):
+        read_corpus(path, ReadOptions(fields=("de", "fr")), cache)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'a,b\n"c,d\n', r"line 2: a quote is opened and not closed"),
+        (b'a,b\n"c" d,e\n', r"line 2: a quote inside a quoted cell must be doubled"),
+        (b"a,b\nc,d\ne\n", r"line 3 has 1 columns, a pair has 2"),
+        (b"a,b\n\xff,d\n", r"line 2, byte 1: 0xFF is not UTF-8"),
+    ],
+)
+def test_a_malformed_csv_is_located(tmp_path: Path, cache: Cache, content: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_corpus(write(tmp_path / "t.csv", content), cache=cache)
+
+
+def test_rows_of_a_csv_that_are_not_utf8_can_be_skipped(tmp_path: Path, cache: Cache) -> None:
+    path = write(tmp_path / "t.csv", b'de,en\nx,y\n"a\n\xff",b\nc,d\n')
+    corpus = read_corpus(path, ReadOptions(bad_utf8="skip"), cache)
+    assert sorted(corpus.bad_utf8) == [1]
+    assert pairs(corpus) == [("x", "y"), ("", ""), ("c", "d")]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("t.xlsx", b"PK\x03\x04", "t.xlsx is a spreadsheet, not text. Save it as CSV"),
+        ("t.docx", b"PK\x03\x04", "t.docx is a word processor's document, not text. Save it as plain text"),
+        ("t.pdf", b"%PDF-1.7", "t.pdf is a PDF, not text. Extract its text: pdftotext"),
+        ("t.txt", b"%PDF-1.7 ...", "t.txt is a PDF, not text"),
+        ("t.zip", b"PK\x03\x04", "t.zip is an archive, not text. Unpack it"),
+        ("t.parquet", b"PAR1", "t.parquet is a binary table, not text"),
+    ],
+)
+def test_a_document_that_is_no_text_is_named(
+    tmp_path: Path, cache: Cache, name: str, content: bytes, message: str
+) -> None:
+    with pytest.raises(InputError, match=message.replace(".", r"\.")):
+        read_corpus(write(tmp_path / name, content), cache=cache)
+
+
+def test_fields_of_plain_text_are_refused(tmp_path: Path, cache: Cache) -> None:
+    with pytest.raises(InputError, match=r"is plain text, which has no columns \(text\.fields\)"):
+        read_corpus(write(tmp_path / "t.txt", b"a\n"), ReadOptions(fields=("de", "en")), cache)

@@ -78,14 +78,15 @@ def test_the_counts_add_up_and_warnings_name_the_problems(tmp_path: Path) -> Non
     valid = Corpus(["Katze", "neu"], ["cat", "new"], ("v.de", "v.en"))
     for cache in (Cache(), Cache(tmp_path), Cache(tmp_path)):
         samples = Translation(max_length=20).samples(corpus, (BYTE, None), cache)
-        report = report_on(corpus, samples, valid, cache)
+        report = report_on(corpus, samples, {"valid": valid}, cache)
         assert report.left_out == {"empty": 1, "longer than 20 tokens": 1}
         assert report.kept + sum(report.left_out.values()) == report.texts == 5
-        assert (report.duplicates, report.overlap, report.shift) == (1, (1, 2), None)
+        assert (report.duplicates, report.shift) == (1, None)
+        assert [(one.split, one.same, one.texts) for one in report.overlaps] == [("valid", 1, 2)]
         assert [sum(side.counts) for side in report.sides] == [5, 5]
         assert report.sides[0].max_length == 120
         assert report.sides[0].edges[-1] == 121
-    warnings = report.warnings(valid="v.de", listed="left-out.tsv")
+    warnings = report.warnings(listed="left-out.tsv")
     assert [warning.split(":")[0] for warning in warnings] == ["warning", "warning"]
     assert "t.de: 2 of 5 left out: 1 empty, 1 longer than 20 tokens. They are listed in left-out.tsv." in warnings[0]
     assert "1 of 2 validation lines also occur in training" in warnings[1]
@@ -101,4 +102,28 @@ def test_planted_duplicates_are_all_found() -> None:
     planted = [draw.choice(lines) for _ in range(1_234)]
     corpus = Corpus([*lines, *planted], None, ("t.txt",))
     samples = LanguageModel().samples(corpus, (BYTE, None))
-    assert report_on(corpus, samples, None).duplicates == 1_234
+    assert report_on(corpus, samples, {}).duplicates == 1_234
+
+
+def warnings_about(corpus: Corpus, test: Corpus) -> list[str]:
+    task = LanguageModel() if corpus.targets is None else Translation()
+    return report_on(corpus, task.samples(corpus, (BYTE, None)), {"test": test}).warnings()
+
+
+def test_a_test_text_in_the_training_text_is_reported() -> None:
+    corpus = Corpus(["ein Hund", "Katze", "Kuh"], ["a dog", "cat", "cow"], ("t.de", "t.en"))
+    (warning,) = warnings_about(corpus, Corpus(["Katze", "Kuh"], ["cat", "cow"], ("test.de", "test.en")))
+    assert "2 of 2 test lines also occur in training" in warning
+    assert "test.de" in warning
+    (warning,) = warnings_about(corpus, Corpus(["Katze", "Maus"], ["the cat", "cow"], ("test.de", "test.en")))
+    assert "1 of 2 test lines have a source that also occurs in training" in warning
+    assert not warnings_about(corpus, Corpus(["Maus"], ["cow"], ("test.de", "test.en")))
+
+
+def test_a_test_document_that_stands_in_a_training_document_is_reported() -> None:
+    lines = [f"line {number} of a book that is long enough to be no accident\n" for number in range(200)]
+    book = Corpus(["".join(lines)], None, ("book.txt",))
+    (warning,) = warnings_about(book, Corpus(["".join(lines[90:120])], None, ("test.txt",)))
+    assert "30 of 30 long test lines also occur in training" in warning
+    other = "".join(line.replace("book", "film") for line in lines)
+    assert not warnings_about(book, Corpus([other + "".join(lines[:9])], None, ("test.txt",)))

@@ -1,4 +1,4 @@
-"""Tokenizers: lossless, text is never a special token, training is a function of the text; words; regex safety."""
+"""Tokenizers: lossless, text is never a special token, training is a function of the text; words."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+from tokenizers import models, pre_tokenizers
 
 from regard.data.read import texts as texts_module
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import cut_text
 from regard.data.tokenize.tokenizer import (
+    BERT_SPECIALS,
     BOS,
     EOS,
     MASK,
@@ -31,8 +32,6 @@ from regard.data.tokenize.tokenizer import (
     word_offsets,
 )
 from regard.data.tokenize.train import (
-    _WORDS,
-    _WORDS_AND_DIGITS,
     BPE,
     Byte,
     Character,
@@ -177,7 +176,7 @@ def test_a_vocabulary_without_unk_has_no_unknown_positions() -> None:
 def test_special_tokens_come_first(tokenizer: Tokenizer) -> None:
     assert (tokenizer.pad, tokenizer.bos, tokenizer.eos, tokenizer.unk, tokenizer.mask) == (0, 1, 2, 3, 4)
     assert (PAD, BOS, EOS, UNK, MASK) == (0, 1, 2, 3, 4)
-    assert tokenizer.token_texts(range(5)) == list(SPECIALS)
+    assert tuple(tokenizer.token_texts(range(5))) in (SPECIALS, BERT_SPECIALS)
     assert tokenizer.decode([0, 1, 2, 4]) == ""
 
 
@@ -265,14 +264,16 @@ def broken(**changes: object) -> str:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("{", "EOF while parsing"),
-        ("[" * 100_000, "invalid type"),
+        ("{", "Expecting property name"),
+        ("[]", "not an object"),
+        ("[" * 100_000, "recursion"),
         (broken(model={"type": "BPE", "vocab": {"a": 0}, "merges": [["ab", "cd"]]}), "out of vocabulary"),
         (broken(model={"type": "Unigram", "unk_id": 50, "vocab": [["a", 0.0]]}), "UnkIdNotInVocabulary"),
         (broken(model={"type": "WordLevel", "unk_token": "zzz", "vocab": {"a": 0}}), "Missing"),
         (broken(added_tokens=[], model={"type": "BPE", "vocab": {}, "merges": []}), "no tokens"),
         (broken(normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
-        (broken(pre_tokenizer={"type": "FixedLength", "length": 0}), "chunk size"),
+        (broken(pre_tokenizer={"type": "FixedLength", "length": 0}), "length 0"),
+        (broken(normalizer=[5]), "not an object"),
     ],
 )
 def test_a_damaged_json_is_refused_even_where_the_library_panics(text: str, reason: str) -> None:
@@ -426,10 +427,10 @@ def test_a_kind_survives_a_round_trip_through_a_dict(kind: TokenizerKind) -> Non
 
 def test_special_tokens_can_be_given_by_id() -> None:
     plain = TRAINED["bpe"]
-    special_tokens = SpecialTokens(bos=PAD, eos=BOS, unk=None, prompt_prefix=())
+    special_tokens = SpecialTokens(bos=PAD, eos=BOS, unk=None)
     other = Tokenizer.from_json(plain.to_json(), special_tokens)
-    assert (other.bos, other.eos, other.pad, other.mask, other.prompt_prefix) == (PAD, BOS, PAD, MASK, ())
-    assert (plain.bos, plain.prompt_prefix) == (BOS, (BOS,))
+    assert (other.bos, other.eos, other.pad, other.mask) == (PAD, BOS, PAD, MASK)
+    assert plain.bos == BOS
     assert other.encode("a b") == plain.encode("a b")
     assert other.digest != plain.digest
 
@@ -498,58 +499,3 @@ def test_a_token_belongs_to_the_word_of_its_first_visible_character():
     text = "ab  cd e"
     spans = [(0, 1), (1, 2), (2, 3), (3, 5), (5, 6), (6, 7), (6, 8), (3, 8), (2, 2)]
     assert word_ids(text, spans) == [0, 0, -1, 1, 1, -1, 2, 1, -1]
-
-
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-GPT4 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-    r"|\s+(?!\S)|\s+"
-)
-CLIP = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-SAFE = [GPT2, GPT4, CLIP, _WORDS, _WORDS_AND_DIGITS, " {2,}", "^ | $", r"\S{1,64}", r"[0-9][0-9][0-9]", r"\s+", "."]
-UNSAFE = [
-    r"(a+)+$", r"(a|a)*b", r"(a|aa)+$", r"(\w+\s?)*$", r"(?:a{1,64}){1,64}b", r"a*a*a*a*b", r"a+b", r"\s+$", r"a+(?=b)",
-    r"(.*)*x", r"(a)\1+b", r"a?a?a?a?a?a?a?a?b", r"a+(?![ab])", r"a+?b", r".*.*=", r"([a-z]+)*@", "a" * 1001,
-    "a{50000,}", "[" + r"\p{L}" * 40 + "]+b+c", 4 * ("(?:" + "|".join(55 * ["."]) + ")") + "$",
-]  # fmt: skip
-
-
-def with_pattern(where: str, pattern: str) -> str:
-    """A tokenizer.json with this pattern."""
-    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    if where == "split":
-        made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated")])
-    elif where == "replace":
-        made.normalizer = normalizers.Sequence([normalizers.Replace(Regex(pattern), "b")])
-    else:
-        made.decoder = decoders.Replace(Regex(pattern), "b")
-    return made.to_str()
-
-
-@pytest.mark.parametrize("where", ["split", "replace", "decode"])
-@pytest.mark.parametrize("pattern", UNSAFE)
-def test_patterns_that_can_backtrack_catastrophically_are_refused(where: str, pattern: str):
-    with pytest.raises(DamagedFile, match="could hang") as caught:
-        Tokenizer.from_json(with_pattern(where, pattern))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("pattern", SAFE)
-def test_patterns_of_known_tokenizers_are_safe(pattern: str):
-    made = Tokenizer.from_json(with_pattern("split", pattern))
-    for text in ("a" * 100_000, " " * 100_000, "a b" * 30_000, "'" * 100_000, "\n " * 50_000 + "x", "é́" * 50_000):
-        made.encode(text)  # a pattern that backtracks would take minutes
-
-
-def test_replacements_that_grow_a_text_exponentially_are_refused():
-    made = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
-    made.normalizer = normalizers.Sequence(40 * [normalizers.Replace("a", "aa")])
-    with pytest.raises(DamagedFile, match="times as long"):
-        Tokenizer.from_json(made.to_str())
-
-
-def test_a_wordpiece_limit_with_quadratic_time_is_refused():
-    made = tokenizers.Tokenizer.from_str(WordPiece(size=11).train(["ab ba"] * 9).to_json())
-    made.model = models.WordPiece(made.get_vocab(), unk_token="<unk>", max_input_chars_per_word=10**6)
-    with pytest.raises(DamagedFile, match="max_input_chars_per_word"):
-        Tokenizer.from_json(made.to_str())

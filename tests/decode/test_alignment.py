@@ -10,7 +10,8 @@ from torch import Tensor
 
 from regard.data.read.corpus import Corpus
 from regard.data.tasks.translation import Translation
-from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.encode import Template
+from regard.data.tokenize.tokenizer import FIRST_TEXT, Tokenizer
 from regard.data.tokenize.train import Byte, Character, Word, WordPiece
 from regard.decode.alignment import (
     Aligner,
@@ -78,7 +79,8 @@ def test_links_are_written_and_read_in_the_format_of_moses():
 # Cross-attention weights.
 
 LETTERS = Character().train(["abcdefghij "])
-PAIRS = [([5, 9, 7, 8, END], [11, 12, 13]), ([5, END], [14]), ([6, 7, 8, 9, 10, 11, 12, END], [15, 5, 6, 7, 8, 9])]
+PAIRS = [([5, 9, 7, 8], [11, 12, 13]), ([5], [14]), ([6, 7, 8, 9, 10, 11, 12], [15, 5, 6, 7, 8, 9])]
+SPECIAL = Template(((FIRST_TEXT, 0), (END, 0)), (), 0), BEGIN
 
 
 @pytest.mark.parametrize("name", TRANSLATORS)
@@ -86,12 +88,12 @@ def test_a_pair_has_the_same_weights_isolated_and_in_a_batch(name: str):
     network = build(name)
     heads = cross_attention_heads(network)
     assert bool(heads) == ("seq2seq" not in name)
-    together = dict(cross_attention_weights(network, BEGIN, PAIRS, heads)) if heads else {}
+    together = dict(cross_attention_weights(network, SPECIAL, PAIRS, heads)) if heads else {}
     assert len(together) == (len(PAIRS) if heads else 0)
     for index, found in together.items():
         source, target = PAIRS[index]
-        assert found.shape == (len(heads), len(target), len(source) - 1)
-        [(_, isolated)] = cross_attention_weights(network, BEGIN, [PAIRS[index]], heads)
+        assert found.shape == (len(heads), len(target), len(source))
+        [(_, isolated)] = cross_attention_weights(network, SPECIAL, [PAIRS[index]], heads)
         torch.testing.assert_close(found, isolated, atol=1e-4, rtol=1e-4)
 
 
@@ -101,16 +103,16 @@ def test_a_row_belongs_to_the_query_that_predicts_its_token(name: str):
     network = TRANSLATORS[name].build(LETTERS.vocabulary).eval()
     heads = cross_attention_heads(network)
     seen = trace(network, (LETTERS, LETTERS), "abc de", "fgh")
-    pair = (*LETTERS.encode("abc de"), LETTERS.eos), LETTERS.encode("fgh")
-    [(_, found)] = cross_attention_weights(network, LETTERS.bos, [pair], heads)
+    pair = LETTERS.encode("abc de"), LETTERS.encode("fgh")
+    [(_, found)] = cross_attention_weights(network, (Template.of(LETTERS, "source"), LETTERS.bos), [pair], heads)
     shown = torch.cat(seen.cross_attentions, dim=1)[0]
     torch.testing.assert_close(found, shown[:, :3, :-1])
 
 
 def test_only_the_requested_heads_are_returned():
     network = build("transformer")
-    [(_, all_heads)] = cross_attention_weights(network, BEGIN, PAIRS[:1], cross_attention_heads(network))
-    [(_, some)] = cross_attention_weights(network, BEGIN, PAIRS[:1], [(1, 2), (0, 0)])
+    [(_, all_heads)] = cross_attention_weights(network, SPECIAL, PAIRS[:1], cross_attention_heads(network))
+    [(_, some)] = cross_attention_weights(network, SPECIAL, PAIRS[:1], [(1, 2), (0, 0)])
     assert torch.equal(some, all_heads[[5, 0]])
 
 

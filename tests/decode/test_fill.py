@@ -59,7 +59,7 @@ def test_texts_are_filled_alike_isolated_and_in_a_batch():
 @pytest.mark.parametrize(
     ("tokenizer", "expected"),
     [
-        (WORDPIECE, "The <mask> sat <unk> <unk> s <unk> on the <mask> ."),
+        (WORDPIECE, "The [MASK] sat [UNK] [UNK] s [UNK] on the [MASK] ."),
         (PAIRS, "The <mask> ▁sat ▁ < / s > ▁ on ▁the <mask> ."),
         (Word(100).train(TEXTS), "The <mask> ▁sat <unk> <unk> <unk> ▁on ▁the <mask> ."),
         (Byte().train(TEXTS), "T h e ▁ <mask> ▁ s a t ▁ < / s > ▁ o n ▁ t h e ▁ <mask> ."),
@@ -92,14 +92,14 @@ def test_a_space_precedes_a_token_that_starts_a_word(tokenizer: Tokenizer, befor
 
 def test_the_mask_token_of_the_tokenizer_is_a_mask_too():
     tokenizer = Tokenizer.from_json(
-        WORDPIECE.to_json().replace("<mask>", "[blank]"), SpecialTokens(mask=WORDPIECE.mask)
+        WORDPIECE.to_json().replace("[MASK]", "[blank]"), SpecialTokens(mask=WORDPIECE.mask)
     )
     masks = Masks.of(tokenizer, [tokenizer.mask])
     assert masks.encode(*masks.split("the [blank] [MASK]"))[1:] == [WORDPIECE.mask] * 2
 
 
 def test_a_text_without_a_mask_is_refused_by_its_number():
-    with pytest.raises(InputError, match=r"text 2 has no mask to fill. Write <mask> or \[MASK\]"):
+    with pytest.raises(InputError, match=r"text 2 has no mask to fill. Write \[MASK\] where"):
         small(BERT).fill(["the [MASK]", "the dog"])
     with pytest.raises(InputError, match="text 1 has 67 tokens, this model reads 64"):
         small(BERT).fill("dog " * 64 + "[MASK]")

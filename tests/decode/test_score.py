@@ -36,7 +36,7 @@ def test_a_text_is_scored_from_bos_to_eos():
 
 
 def test_a_text_without_a_prompt_prefix_is_scored_from_its_first_token_on():
-    without_prefix = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(prompt_prefix=()))
+    without_prefix = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(single=((-1, 0),), pair=((-1, 0), (-2, 0))))
     assert small(LANGUAGE_MODEL, (without_prefix,)).score(TEXTS) == small(LANGUAGE_MODEL).score(TEXTS)
 
 

@@ -272,6 +272,17 @@ def test_language_models_are_compared_by_bits_per_byte(readers: list[Path], tmp_
     assert f"{found.models[1].scores['bits_per_byte'].p:.3f}" in (tmp_path / "page.html").read_text()
 
 
+def test_unknown_characters_cost_bits_in_a_comparison_too(readers: list[Path], tmp_path: Path):
+    knows_little = wrapped(zoo.gpt2(16, 1, 2, position=Rotary()), Corpus(["hello"], None, ("text",)), Character())
+    paths = [readers[0], saved(tmp_path / "little", knows_little)]
+    found = compare(paths, DOCUMENTS, device="cpu", threads=1)
+    alone = evaluate(load(paths[1], device="cpu"), DOCUMENTS)
+    assert (found.models[0].unknown, found.models[1].unknown) == (0, alone.unknown)
+    assert found.models[1].scores["bits_per_byte"].value == pytest.approx(alone.bits_per_byte, rel=1e-5)
+    assert found.models[1].scores["loss"].value == pytest.approx(alone.loss, rel=1e-5)
+    assert f"{100 * alone.unknown:.1f} %" in found.text()
+
+
 def test_kinds_are_not_mixed_and_text_must_fit(translators: tuple[list[Path], Corpus], readers: list[Path]):
     paths, corpus = translators
     for given, text in (([paths[0], readers[0]], corpus), ([readers[0], paths[0]], DOCUMENTS)):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.api import LoadedModel
 from regard.data.read.corpus import Corpus
-from regard.data.tokenize.train import Byte, Character, train_tokenizers
+from regard.data.tokenize.train import Byte, Character, Word, train_tokenizers
 from regard.decode.options import Options
 from regard.errors import InputError
 from regard.evaluation import evaluate as module
@@ -31,7 +31,7 @@ PAIRS = Corpus(SOURCES, REFERENCES, ("pairs",), {"colour": ["red", "blue", "red"
 SHORT = Options(max_tokens=8)
 
 
-def wrapped(description: Model, corpus: Corpus, kind: Byte | Character) -> LoadedModel:
+def wrapped(description: Model, corpus: Corpus, kind: Byte | Character | Word) -> LoadedModel:
     """A network large enough in its parameters to say different things of different texts."""
     tokenizers = train_tokenizers(kind, corpus)
     torch.manual_seed(1)
@@ -169,11 +169,41 @@ def test_a_language_model_is_measured_on_each_document_alone():
     assert found.bits_per_byte == pytest.approx(total / math.log(2) / (5 + 3 + 13), rel=1e-5)
 
 
+def test_unknown_characters_cost_what_it_takes_to_spell_them():
+    trained = Corpus(["the cat sat on the mat", "a cat and a hat"], None, ("text",))
+    foreign = Corpus(["η γάτα", "a cat"], None, ("text",))
+    model = wrapped(zoo.gpt2(16, 1, 2, position=Rotary()), trained, Character())
+    known, found = evaluate(model, trained), evaluate(model, foreign)
+    assert (known.unknown, known.warning, "unknown" in known.text()) == (0, "", False)
+    assert found.unknown == 5 / 11
+    size, spelled = sum(len(text.encode()) for text in foreign.sources), 8 * len("ηγάτα".encode())
+    assert found.bits_per_byte == pytest.approx((found.loss * found.tokens / math.log(2) + spelled) / size, rel=1e-5)
+    assert "45.5 % of the characters unknown" in found.text()
+    assert "does not know 45.5 %" in found.warning
+    assert found.to_json()["unknown"] == found.unknown
+
+
+def test_a_word_that_is_unknown_costs_its_bytes_and_its_end():
+    trained = Corpus(["the cat sat on the mat", "a cat and a hat"], None, ("text",))
+    model = wrapped(zoo.gpt2(16, 1, 2, position=Rotary()), trained, Word(30))
+    found = evaluate(model, Corpus(["the dog"], None, ("text",)))
+    spelled = 8 * (len(" dog") + 1)
+    assert found.bits_per_byte == pytest.approx((found.loss * found.tokens / math.log(2) + spelled) / 7, rel=1e-5)
+    assert found.unknown == 4 / 7
+
+
+def test_unknown_characters_of_a_pair_that_is_left_out_cost_nothing(translator):
+    both = evaluate(translator, Corpus(["ab", ""], ["é", "φφφ"], ("pairs",)), SHORT)
+    assert both.bits_per_byte == evaluate(translator, Corpus(["ab"], ["é"], ("pairs",)), SHORT).bits_per_byte
+    assert both.unknown == 0
+    assert evaluate(translator, Corpus(["ab"], ["φ"], ("pairs",)), SHORT).unknown == 1
+
+
 def test_progress_tells_of_every_text_once(translator):
     for model, corpus in ((translator, PAIRS), (language_model(Rotary(), DOCUMENTS), DOCUMENTS)):
         done: list[int] = []
         evaluate(model, corpus, SHORT, progress=done.append)
-        assert sum(done) == len(corpus)
+        assert sum(done) == pytest.approx(len(corpus))
 
 
 def test_text_and_model_must_fit(translator):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from regard.config.fit import amount
 from regard.config.recipe import read_recipe
 from regard.config.run import train
 from regard.config.setup import read_setup
 from regard.data.batching import BatchSampler
-from regard.evaluation.plan import amount, micro_batches_that_fit, parameters, remedies
+from regard.evaluation.plan import micro_batches_that_fit, parameters, remedies
 from regard.models import zoo
 from regard.training.memory import Memory, first_epoch
 from tests.training.runs import regard, write_recipe
@@ -153,3 +155,32 @@ def test_amounts_have_units():
     assert [amount(count) for count in (12, 1234, 56_789_000, 9_120_000_000)] == [
         "12 bytes", "1.23 kB", "56.8 MB", "9.12 GB",
     ]  # fmt: skip
+
+
+def small_machine() -> None:
+    """Four megabytes are available."""
+    from regard.training import memory
+
+    memory.available = lambda device: 4 * MB
+
+
+def test_a_plan_says_what_does_not_fit_and_what_would(tmp_path: Path):
+    large = ["--set", "model.width=1024", "--set", "model.depth=2", "--set", "model.inner=64"]
+    code, out, err = regard("plan", write_recipe(tmp_path), *large, driver=small_machine)
+    assert (code, err) == (0, "")
+    assert "It does not fit: weights, gradients and optimizer alone need" in out
+    width = int(re.search(r"try model\.width = (\d+), which fits", out)[1])
+    assert 16 <= width < 1024
+    assert "speed" not in out
+    fits = ["--set", f"model.width={width}", "--set", "model.depth=2", "--set", "model.inner=64"]
+    code, out, _ = regard("plan", write_recipe(tmp_path), *fits, "--json", driver=small_machine)
+    assert json.loads(out)["timed_steps"] > 0
+
+
+def test_training_what_does_not_fit_ends_with_one_line_before_anything_is_allocated(tmp_path: Path):
+    large = ["--set", "model.width=4096", "--set", "model.inner=64"]
+    code, _, err = regard("train", write_recipe(tmp_path), *large, "--out", tmp_path / "run", driver=small_machine)
+    assert code == 1
+    assert err.startswith("regard: error: training does not fit in memory: ")
+    assert "4.19 MB are available (cpu). Try model.width = " in err
+    assert err.count("\n") == 1

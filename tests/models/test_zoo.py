@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.join import PostNorm
 from regard.layers.positions import Concatenated, Sinusoid
 from regard.models import zoo
-from regard.models.model import Model, Network
+from regard.models.model import Model, Network, Stack
 from regard.schema import from_dict, to_dict
 from tests.laws.zoo import MODELS
 
@@ -218,3 +220,22 @@ def test_the_description_of_elmo_survives_being_saved():
 def test_token_ids_instead_of_characters_are_refused():
     with pytest.raises(InputError, match="reads the 6 characters per word"):
         small_elmo()(torch.ones(2, 3, dtype=torch.long))
+
+
+COUNTS = ("width", "depth", "heads", "inner", "decoder_depth", "key_width", "kernel_width")
+SIZES = [
+    (name, key) for name in zoo.__all__ for key in COUNTS if key in inspect.signature(getattr(zoo, name)).parameters
+]
+
+
+@pytest.mark.parametrize("count", [0, -3, 10**12])
+@pytest.mark.parametrize(("name", "key"), SIZES)
+def test_no_size_of_a_model_is_zero_negative_or_absurd(name: str, key: str, count: int):
+    with pytest.raises(InputError, match=rf"^{key} must be (1 or more|at most [\d,]+), got {count:,}"):
+        getattr(zoo, name)(**{key: count})
+
+
+def test_a_stack_has_at_most_1000_layers():
+    attention = zoo.gpt2(8, 1, 2).decoder.layers[0]
+    with pytest.raises(InputError, match="depth must be at most 1,000, got 20,000"):
+        Stack(20_000 * (attention,), PostNorm())

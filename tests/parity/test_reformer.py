@@ -53,14 +53,18 @@ DECODERS: dict[str, dict[str, Any]] = {
     "one round": {"num_hashes": 1},
     "plain positions": {"axial_pos_embds": False},
     "no neighbouring chunks": {"local_num_chunks_before": 0, "lsh_num_chunks_before": 0},
+    "two chunks before": {"local_num_chunks_before": 2, "lsh_num_chunks_before": 2},
+    "more chunks before than there are": {"local_num_chunks_before": 4, "lsh_num_chunks_before": 5, "num_hashes": 1},
     "odd": {"attention_head_size": 5, "hidden_act": "gelu", "num_hashes": 3, "layer_norm_eps": 1e-3, "hash_seed": 7},
 }  # fmt: skip
 ENCODERS: dict[str, dict[str, Any]] = {
     "mixed": ENCODER,
     "chunks after": {**ENCODER, "local_num_chunks_after": 1, "lsh_num_chunks_after": 1},
+    "more chunks around than there are": {**ENCODER, "local_num_chunks_before": 3, "local_num_chunks_after": 2,
+                                          "lsh_num_chunks_before": 3, "lsh_num_chunks_after": 4, "num_hashes": 1},
     "chunks that do not divide each other": {**ENCODER, "local_attn_chunk_length": 6},
     "plain positions": {**ENCODER, "axial_pos_embds": False},
-}
+}  # fmt: skip
 LENGTHS = [1, 3, 4, 5, 8, 11, 24, 37]
 
 

@@ -12,6 +12,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
+from regard.data.tokenize.encode import Template
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import BPE, Character
 from regard.decode.inputs import network_inputs
@@ -116,7 +117,8 @@ def test_our_models_have_the_same_outputs_in_transformers(name: str, tmp_path: P
         assert theirs.generation_config.eos_token_id == loaded.tokenizers[0].eos
     again = ours(tmp_path)
     assert again.tokenizers[0].encode("hello") == loaded.tokenizers[0].encode("hello")
-    parts = ("bos", "eos", "pad", "prompt_prefix") if network.encoder is None else ("bos", "eos", "pad")
+    parts, reads = ("bos", "eos", "pad"), network.description.reads
+    assert Template.of(again.tokenizers[0], reads).row([7]) == Template.of(loaded.tokenizers[0], reads).row([7])
     assert [getattr(again.tokenizers[0], p) for p in parts] == [getattr(loaded.tokenizers[0], p) for p in parts]
 
 
@@ -165,6 +167,11 @@ def test_sentence_embeddings_are_written_with_their_pooling(pool: Any, normalise
         (models.transformer(**SMALL, join=PreNorm()), "join"),
         (models.gpt2(**SMALL, position=RelativeBias()), "position"),
         (models.gpt2(**SMALL, score=Additive()), "score"),
+        # Of the nearest family that also translates, and each difference once, however many layers have it.
+        (
+            models.transformer(**SMALL, position=Rotary(), join=PreNorm()),
+            'marian has no embed.position = none and no encoder.layers.position = "rotary" and no encoder.join',
+        ),
         (models.seq2seq(24, 1), "encoder = recurrent and no decoder = recurrent"),
         (models.bahdanau(24, 1), "decoder = attention_decoder"),
         (models.luong(24, 1), "decoder = attention_decoder"),

@@ -417,7 +417,7 @@ def test_a_slider_steps_through_checkpoints(
 ):
     traces, _, address = compared
     layer = "decoder.0.cross"
-    window.go(address, view="compare", layer=layer, head=0)
+    window.go(address, view="compare", trace=0, layer=layer, head=0)
     for at, trace in enumerate(traces):
         found = window.hovered('canvas[data-map="checkpoint"]', 5, 5)
         assert found == {(r, c): pytest.approx(float(trace.weights[layer][0, r, c]), **CLOSE) for r, c in found}

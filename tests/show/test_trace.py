@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.api import LoadedModel
 from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
-from regard.data.tokenize.train import BPE, WordPiece
+from regard.data.tokenize.train import BPE, Character, WordPiece
 from regard.errors import InputError
 from regard.layers.contract import Context
 from regard.layers.lsh.masks import RankWindow
@@ -69,7 +69,7 @@ def test_an_encoder_only_trace_includes_special_tokens():
     found = model.look("the cat sat")
     row = [WORDPIECE.bos, *WORDPIECE.encode("the cat sat"), WORDPIECE.eos]
     assert (found.source_tokens, found.target_tokens) == (WORDPIECE.token_texts(row), [])
-    assert found.source_words == ["<s>", "the", "cat", "sat", "</s>"]
+    assert found.source_words == ["[CLS]", "the", "cat", "sat", "[SEP]"]
     assert (found.target_words, list(found.sides)) == ([], ["source"])
     assert [tuple(weights.shape) for weights in found.encoder_attentions] == [(1, 2, len(row), len(row))] * 2
     torch.testing.assert_close(found.encoder_attentions[0].sum(-1), torch.ones(1, 2, len(row)))
@@ -87,7 +87,7 @@ def test_an_encoder_only_trace_includes_special_tokens():
 
 
 def test_a_prompt_is_traced_with_its_first_special_tokens():
-    bare = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(prompt_prefix=()))
+    bare = Tokenizer.from_json(WORDPIECE.to_json(), SpecialTokens(single=((-1, 0),), pair=((-1, 0), (-2, 0))))
     texts = [small(zoo.gpt2(16, 1, 2), (one,)).look("the cat").target_tokens for one in (WORDPIECE, bare)]
     assert texts[0] == [*WORDPIECE.token_texts([WORDPIECE.bos]), *texts[1]]
 
@@ -185,10 +185,10 @@ def test_subwords_are_merged_and_special_tokens_are_words_of_their_own():
     model = translator()
     found = model.look("catsat played", "the park")
     sides = found.sides
-    assert sides["source"].word_texts == found.source_words == ["catsat", "played", "</s>"]
-    assert sides["target"].word_texts == found.target_words == ["the", "park", "</s>"]
-    assert sides["decoder_input"].word_texts == ["<s>", "the", "park"]
-    assert sides["decoder_input"].tokens == ["<s>", *found.target_tokens[:-1]]
+    assert sides["source"].word_texts == found.source_words == ["catsat", "played", "[SEP]"]
+    assert sides["target"].word_texts == found.target_words == ["the", "park", "[SEP]"]
+    assert sides["decoder_input"].word_texts == ["[CLS]", "the", "park"]
+    assert sides["decoder_input"].tokens == ["[CLS]", *found.target_tokens[:-1]]
     for side in sides.values():
         assert [token for first, stop in side.word_spans for token in range(first, stop)] == list(
             range(len(side.tokens))
@@ -218,6 +218,24 @@ def test_words_cover_the_tokens_of_any_text(text: str):
             assert [token for first, stop in side.word_spans for token in range(first, stop)] == list(range(len(ids)))
             assert len(side.word_texts) == len(side.word_spans)
             assert side.word_texts[0], side.word_texts[-1] == tuple(tokenizer.token_texts([ids[0], ids[-1]]))
+
+
+@pytest.mark.parametrize("tokenizer", [Character().train([*TEXTS, " "]), BPE(280).train(TEXTS)])
+def test_words_are_those_of_the_text_in_every_view(tokenizer: Tokenizer):
+    model = small(zoo.transformer(16, 1, 2), (tokenizer,))
+    text, target = "  the cat  sat on", "a dog ran "
+    found = model.look(text, target)
+    assert found.source_words == [*text.split(), "</s>"]
+    assert found.target_words[: len(target.split())] == target.split()
+    assert found.by_word("decoder.0.cross").shape[1:] == (len(found.target_words), len(found.source_words))
+    assert {link.split("-")[1] for link in found.moses().split()} <= {"0", "1", "2"}
+    torch.testing.assert_close(found.by_word("encoder.0.self").sum(-1), torch.ones(2, 5))
+
+
+def test_a_token_of_spaces_belongs_to_the_next_word_or_else_to_the_last():
+    side = Side.of(["▁", "a", "▁", "b", "▁", "</s>"], " a b ", [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (0, 0)])
+    assert (side.word_spans, side.word_texts) == ([(0, 2), (2, 5), (5, 6)], ["a", "b", "</s>"])
+    assert Side.of(["<s>", "▁", "</s>"], " ", [(0, 0), (0, 1), (0, 0)]).word_spans == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_the_alignment_is_that_of_the_model():
@@ -262,12 +280,12 @@ def test_sentinels_are_traced_as_sentinels():
     spans = WordPiece(80, sentinels=3).train(TEXTS * 4)
     model = small(zoo.t5(16, 2, 2), (spans,), generation_config={"max_new_tokens": 4})
     found = model.look("the <extra_id_0> sat")
-    assert found.source_tokens == found.source_words == ["the", "<extra_id_0>", "sat", "</s>"]
+    assert found.source_tokens == found.source_words == ["the", "<extra_id_0>", "sat", "[SEP]"]
     row = torch.tensor([[*spans.encode("the"), spans.sentinels[0], *spans.encode("sat"), spans.eos]])
     best = model.network(torch.tensor([[spans.bos]]), source_ids=row)[0, -1].argmax()
     assert found.target_tokens[:1] == spans.token_texts([int(best)])
     given = model.look("the <extra_id_0> sat", "<extra_id_0> cat <extra_id_1>")
-    assert given.target_tokens == ["<extra_id_0>", "cat", "<extra_id_1>", "</s>"]
+    assert given.target_tokens == ["<extra_id_0>", "cat", "<extra_id_1>", "[SEP]"]
 
 
 def test_a_recurrent_decoder_stores_the_keys_of_its_source_once():

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 import regard
 from regard.data.tokenize.characters import text_characters
 from regard.errors import DamagedFile, InputError, RegardError
+from regard.models import zoo
 from regard.models.model import Model, Network
 from regard.store.elmo import read_elmo, write_elmo
 from regard.store.loading import load_parameters
+from tests.small import small
 
 Array = NDArray[Any]
 TEXTS = [["Deep", "größte", "words", "x" * 60, "."], [], ["One", "word"]]
@@ -103,9 +105,9 @@ def word_characters(word: str) -> list[int]:
 
 
 def published_layers(
-    words: list[str], settings: dict[str, Any], weights: dict[str, Array]
+    words: list[str], settings: dict[str, Any], weights: dict[str, Array], state: dict[str, Any] | None = None
 ) -> tuple[list[Array], float]:
-    """The states of each layer for one text, T 2P, and the largest number before clipping."""
+    """The states of each layer for one text, T 2P, and the largest number before clipping; `state` is carried on."""
     cnn, lstm = settings["char_cnn"], settings["lstm"]
     w = {name: array.astype(np.float64) for name, array in weights.items()}
     table = np.concatenate([np.zeros((1, w["char_embed"].shape[1])), w["char_embed"]])
@@ -131,7 +133,8 @@ def published_layers(
     for layer in range(lstm.get("n_layers", 1)):
         for direction in range(2):
             name = f"RNN_{direction}/RNN/MultiRNNCell/Cell{layer}/LSTMCell"
-            m, c, out = np.zeros(lstm["projection_dim"]), np.zeros(lstm["dim"]), []
+            m, c = (state or {}).get(name, (np.zeros(lstm["projection_dim"]), np.zeros(lstm["dim"])))
+            out = []
             for x in below[direction]:
                 i, j, f, o = np.split(np.concatenate([x, m]) @ w[f"{name}/W_0"] + w[f"{name}/B"], 4)
                 c = sigmoid(f + 1.0) * c + sigmoid(i) * np.tanh(j)
@@ -143,6 +146,8 @@ def published_layers(
                     most = max(most, np.abs(m).max())
                     m = clip(m, lstm.get("proj_clip"))
                 out.append(m + x if layer and lstm.get("use_skip_connections") else m)
+            if state is not None:
+                state[name] = m, c
             below[direction] = np.stack(out)
         layers.append(np.concatenate([below[0], below[1][::-1]], axis=1))
     return layers, most
@@ -215,7 +220,8 @@ def test_reading_writing_and_reading_changes_nothing(kind: str, tmp_path: Path):
     model, found = read_elmo(tmp_path / "a")
     (tmp_path / "b").mkdir()
     write_elmo(tmp_path / "b", model, found)
-    assert sorted(path.name for path in (tmp_path / "b").iterdir()) == ["options.json", "weights.hdf5"]
+    files = sorted(path.name for path in (tmp_path / "b").iterdir())
+    assert files == ["manifest.json", "options.json", "weights.hdf5"]
     again, same = read_elmo(tmp_path / "b")
     assert again == model
     assert same.keys() == found.keys()
@@ -347,6 +353,15 @@ def test_weights_that_do_not_match_the_options_are_refused(damage: str, tmp_path
     assert "weights.hdf5" in str(error.value)
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, tmp_path: Path):
+    write(tmp_path, options())
+    with h5py.File(tmp_path / "weights.hdf5", "r+") as file:
+        file["CNN/b_cnn_0"][0] = value
+    with pytest.raises(DamagedFile, match="CNN/b_cnn_0 holds a value that is not finite"):
+        read_elmo(tmp_path)
+
+
 def test_a_file_that_is_not_hdf5_is_damaged(tmp_path: Path):
     write(tmp_path, options())
     intact = (tmp_path / "weights.hdf5").read_bytes()
@@ -391,7 +406,8 @@ def test_a_published_folder_embeds_any_word(tmp_path: Path):
     texts = [" ".join(words) for words in TEXTS if words]
     for text, (tokens, vectors) in zip(texts, model.embed(texts, layer=2, tokens=True)):
         expected = published_layers(text.split(), settings, weights)[0][2]
-        assert len(tokens) == len(text.split()) + 2 == len(vectors)
+        assert tokens == ["<s>", *text.split(), "</s>"]
+        assert len(tokens) == len(vectors)
         assert np.abs(vectors - expected).max() < 1e-4
     assert np.abs(model.embed(texts)[0] - model.embed(texts[:1])[0]).max() < 1e-5
     seen = model.look(texts[1])
@@ -399,3 +415,26 @@ def test_a_published_folder_embeds_any_word(tmp_path: Path):
     assert "One" in seen.html()
     with pytest.raises(InputError, match="it was made to embed"):
         model.fill("One [MASK]")
+
+
+def test_the_state_is_carried_from_text_to_text_as_published(tmp_path: Path):
+    settings = options()
+    weights = tensors(settings)
+    write(tmp_path, settings, weights)
+    model, texts, state = regard.load(tmp_path), ["One word", "größte words .", "One word"], dict[str, Any]()
+    apart = model.embed(texts, layer=2, tokens=True)
+    for text, (_, vectors) in zip(texts, model.embed(texts, layer=2, tokens=True, stateful=True)):
+        assert np.abs(vectors - published_layers(text.split(), settings, weights, state)[0][2]).max() < 1e-4
+    pooled = model.embed(texts, stateful=True)
+    assert np.abs(pooled[0] - model.embed(texts)[0]).max() < 1e-5
+    assert np.abs(pooled[2] - model.embed(texts)[2]).max() > 1e-3
+    assert np.abs(apart[0][1] - apart[2][1]).max() < 1e-5
+
+
+def test_a_model_without_a_recurrent_state_carries_none():
+    for description in (zoo.bert(width=16, depth=1, heads=2), zoo.gpt2(16, 1, 2), zoo.transformer(16, 1, 2)):
+        with pytest.raises(InputError, match="recurrent encoder"):
+            small(description).embed(["the cat"], stateful=True)
+    model = small(zoo.lstm_lm(16, 1))
+    first, second = model.embed(["the cat", "the cat"], stateful=True)
+    assert np.abs(first - second).max() > 1e-4

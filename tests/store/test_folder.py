@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -24,7 +26,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.data.read.corpus import Corpus
 from regard.data.tokenize.train import Character, train_tokenizers
-from regard.errors import DamagedFile, InputError
+from regard.errors import DamagedFile, InputError, RunFailed
 from regard.layers.contract import Context, Memory, Sublayer
 from regard.models import zoo
 from regard.models.model import Network
@@ -49,6 +51,7 @@ def write(folder: Path, name: str = "transformer", *, joint: bool = True) -> Non
     task = "translate" if network.encoder else "generate"
     write_description(folder, network, tokenizers, task=task, generation_config={"num_beams": 3})
     write_weights(folder, unique_parameters(network))
+    (folder / "manifest.json").unlink()  # it would refuse all that is damaged below; tests/store/test_manifest.py
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -72,8 +75,12 @@ def test_separate_vocabularies_stay_separate(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"bos": 2**63}, {"pad": -1}, {"prompt_prefix": [10**6]}, {"pair_separators": 10**9}]
-)
+    "change",
+    [
+        {"bos": 2**63}, {"pad": -1}, {"single": [[10**6, 0], [-1, 0]], "pair": [[-1, 0], [-2, 0]]},
+        {"single": [[-1, 0]], "pair": [[-1, 0]]}, {"single": [[-1, 5]], "pair": [[-1, 0], [-2, 0]]},
+    ],
+)  # fmt: skip
 def test_special_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, change: dict[str, object]):
     write(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -201,6 +208,60 @@ def test_unknown_kinds_and_keys_are_refused(tmp_path: Path):
 def test_a_broken_generation_config_is_refused(tmp_path: Path, content: str):
     message = damaged(tmp_path, lambda folder: (folder / "generation_config.json").write_text(content))
     assert "generation_config.json" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"eos_token_id": [[]]}', "eos_token_id"),
+        ('{"max_new_tokens": 1000000000}', "max_new_tokens is 1,000,000,000"),
+        ('{"max_length": 1e9}', "max_length is 1,000,000,000"),
+        ('{"suppress_tokens": "x"}', "suppress_tokens"),
+    ],
+)
+def test_hostile_settings_of_decoding_are_refused_by_name(tmp_path: Path, content: str, said: str):
+    assert said in damaged(tmp_path, lambda folder: (folder / "generation_config.json").write_text(content))
+
+
+def test_a_config_of_many_layers_is_refused_before_they_are_built(tmp_path: Path):
+    def deepen(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config["model"]["decoder"]["layers"] *= 20_000
+        (folder / "config.json").write_text(json.dumps(config))
+
+    assert re.search(r"config\.json says \d\d,\d{3} layers, the weights hold \d+ tensors", damaged(tmp_path, deepen))
+
+
+def test_an_initialization_that_cannot_be_drawn_is_refused(tmp_path: Path):
+    write(tmp_path, "convs2s")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["model"]["embed"]["init_std"] = -1.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DamagedFile, match=r"config\.json cannot be used"):
+        read_folder(tmp_path, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_model_that_does_not_fit_in_memory_is_refused_before_anything_is_allocated(tmp_path: Path, ours: bool):
+    """The weights are a sparse file of about 100 GB, which takes no space on disk."""
+    vocabulary = 1_000_000_000
+    write(tmp_path, "gpt2") if ours else save_theirs(perturbed(published_zoo.ALL["gpt2"]()), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    key, table = ("vocabulary", "embed.table.weight") if ours else ("vocab_size", "transformer.wte.weight")
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: vocabulary}))
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        shape = [vocabulary, tensor.shape[1]] if name == table else list(tensor.shape)
+        size = 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    written = json.dumps(header).encode()
+    with open(tmp_path / "model.safetensors", "wb") as file:
+        file.write(len(written).to_bytes(8, "little") + written)
+        file.truncate(8 + len(written) + end)
+    with pytest.raises(RunFailed, match=rf"does not fit in memory: its [\d,]+ parameters take {2 * end / 1e9:.0f}"):
+        read_folder(tmp_path, torch.device("cpu"))
 
 
 def test_a_config_that_describes_no_model_is_refused(tmp_path: Path):

@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import MarianMTModel
 
 import regard
 from regard.cli import run
+from regard.data.tokenize.encode import Template
 from regard.errors import DamagedFile, InputError, Note
 from regard.store.convert import convert
 from regard.store.folder import read_folder, unique_parameters
@@ -154,6 +156,7 @@ def test_invalid_numbers_are_refused(folders: Path, tmp_path: Path, name: str, c
 def test_weights_that_are_not_finite_are_refused_by_name(folders: Path, tmp_path: Path, value: float):
     folder = copy_folder(folders, "gpt2", tmp_path / "m")
     convert(folder, tmp_path / "own", "regard")
+    (tmp_path / "own" / "manifest.json").unlink()
     for path, name in ((folder, "transformer.h.1.ln_2.bias"), (tmp_path / "own", "decoder.final_norm.bias")):
         tensors = load_file(path / "model.safetensors")
         tensors[name][3] = value
@@ -257,6 +260,26 @@ def test_a_pickle_is_never_opened(folders: Path, tmp_path: Path, name: str):
     assert not (tmp_path / "harm").exists()
 
 
+@pytest.mark.parametrize("form", ["expanded", "shared", "compressed"])
+def test_a_pickle_that_unpacks_to_more_than_its_size_is_refused(folders: Path, tmp_path: Path, form: str):
+    folder = copy_folder(folders, "gpt2", tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    shared = torch.zeros(1_000_000)
+    bombs = {
+        "expanded": {"a": torch.zeros(1).expand(1 << 32)}, "shared": {f"a{index}": shared for index in range(300)},
+        "compressed": {"a": torch.zeros(1 << 25)},
+    }  # fmt: skip
+    torch.save(bombs[form], folder / "pytorch_model.bin")
+    if form == "compressed":
+        with zipfile.ZipFile(folder / "pytorch_model.bin") as plain:
+            contents = {name: plain.read(name) for name in plain.namelist()}
+        with zipfile.ZipFile(folder / "pytorch_model.bin", "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, content in contents.items():
+                packed.writestr(name, content)
+    with pytest.raises(DamagedFile, match="unpacks to far more than its own size"):
+        convert(folder, tmp_path / "new", "regard", pickles=True)
+
+
 def test_a_pickle_of_tensors_is_converted_when_allowed_and_a_harmful_one_does_nothing(folders: Path, tmp_path: Path):
     folder = copy_folder(folders, "gpt2", tmp_path / "m")
     tensors = load_file(folder / "model.safetensors")
@@ -314,7 +337,7 @@ def test_source_and_target_keep_their_padding_tokens(tmp_path: Path):
 def test_a_published_model_continues_a_text(folders: Path):
     model = regard.load(folders / "gpt2")
     assert model.generate("hello", temperature=0.0, max_tokens=3).startswith("hello")
-    assert model.tokenizer.prompt_prefix == ()
+    assert Template.of(model.tokenizer).prefix == ()
 
 
 # generation_config.json: invalid settings are refused, unsupported ones are noted.

@@ -126,7 +126,7 @@ def test_merges_are_read_as_gpt2_reads_them(tmp_path: Path, settings: dict[str, 
     write_json(tmp_path / "tokenizer_config.json", settings)
     ours, _ = read_huggingface_tokenizers(tmp_path)
     assert_same(ours, GPT2Tokenizer.from_pretrained(tmp_path))
-    assert (ours.bos, ours.eos, ours.pad, ours.prompt_prefix) == (0, 0, 0, ())
+    assert (ours.bos, ours.eos, ours.pad, Template.of(ours).prefix) == (0, 0, 0, ())
     assert ours.unknown_positions([*ours.encode("abc"), 0]) == []
     with pytest.raises(InputError):
         _ = ours.mask
@@ -206,7 +206,7 @@ def test_a_language_code_is_a_token(tmp_path: Path):
     write_json(tmp_path / "vocab.json", {**ids, **codes})
     made = read_huggingface_tokenizers(tmp_path, start=7)
     (tmp_path / "new").mkdir()
-    write_huggingface_tokenizers(tmp_path / "new", made, max_length=None, template="eos")
+    write_huggingface_tokenizers(tmp_path / "new", made, max_length=None, reads="source")
     for folder in (tmp_path, tmp_path / "new"):
         theirs = MarianTokenizer.from_pretrained(folder)
         texts = [">>fra<< The early bird", ">>deu_Latn<<The  bird", ">>fra<<", "The >> early", *STRINGS[:100]]
@@ -231,7 +231,7 @@ def test_tokenizer_json_is_read_with_the_special_tokens_of_its_settings(tmp_path
     theirs.save_pretrained(tmp_path / "new")
     ours, _ = read_huggingface_tokenizers(tmp_path / "new")
     assert_same(ours, AutoTokenizer.from_pretrained(tmp_path / "new"))
-    assert (ours.bos, ours.eos, ours.prompt_prefix) == (1, 0, ())
+    assert (ours.bos, ours.eos, Template.of(ours).prefix) == (1, 0, ())
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "t5", "marian", "marian, separate", "marian, bytes"])
@@ -251,7 +251,7 @@ def test_what_we_write_is_read_by_transformers(tmp_path: Path, kind: str):
     start = {"t5": 0, "marian": 1}.get(kind)
     made = read_huggingface_tokenizers(folder, start=start)
     write_huggingface_tokenizers(
-        tmp_path, made, max_length=77, template={"bert": "bos_eos", "gpt2": "prompt"}.get(kind, "eos")
+        tmp_path, made, max_length=77, reads={"bert": "text", "gpt2": "prompt"}.get(kind, "source")
     )
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     again = read_huggingface_tokenizers(tmp_path, start=start)

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Connection
@@ -39,7 +40,7 @@ accumulate    = 2
 ema           = 0.9
 average       = 2
 learning_rate = 1e-2
-schedule      = {{ kind = "inverse_square_root", warmup = 10 }}
+schedule      = {{ kind = "inverse_square_root", warmup = 5 }}
 save_every    = 7
 valid_every   = 10
 valid_lines   = 4
@@ -169,16 +170,22 @@ def terminate_at(step: int) -> None:
     at_steps({step: lambda trainer: os.kill(os.getpid(), signal.SIGTERM)})
 
 
-def interrupt_twice(step: int) -> None:
-    """SIGINT during the step after the n-th, and again while that step is saved."""
-    from regard.training.loop import Run
-
-    def on_write_point(here: str) -> None:
-        if here == "inside optimizer.safetensors":
-            os.kill(os.getpid(), signal.SIGINT)
+def interrupt_thrice(step: int) -> None:
+    """SIGINT three times at once during the step after the n-th."""
 
     def interrupt(_: Any) -> None:
-        Run.on_write_point = staticmethod(on_write_point)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    at_steps({step: interrupt})
+
+
+def interrupt_twice(step: int) -> None:
+    """SIGINT during the step after the n-th, and again a second later, before that step is saved."""
+
+    def interrupt(_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
         os.kill(os.getpid(), signal.SIGINT)
 
     at_steps({step: interrupt})

@@ -15,7 +15,17 @@ import torch
 
 from regard.store.checkpoint import newest_checkpoint, saved_steps, verify
 from regard.store.files import read_tensors
-from tests.training.runs import digests, interrupt_twice, kill_at, poison, regard, start, terminate_at, write_recipe
+from tests.training.runs import (
+    digests,
+    interrupt_thrice,
+    interrupt_twice,
+    kill_at,
+    poison,
+    regard,
+    start,
+    terminate_at,
+    write_recipe,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -96,7 +106,7 @@ def test_the_only_checkpoint_exists_even_while_it_is_replaced(unbroken, tmp_path
     assert digests(out) == unbroken[1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_saves_a_checkpoint_and_the_run_resumes_from_it(unbroken, tmp_path: Path, number: int, code: int):
     recipe, expected = unbroken
     out = tmp_path / "run"
@@ -136,16 +146,25 @@ def test_a_model_of_no_run_is_not_overwritten(unbroken, tmp_path: Path):
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == b"precious"
 
 
-def test_a_second_interrupt_ends_the_process_at_once_and_changes_no_file(unbroken, tmp_path: Path):
+def test_three_interrupts_lose_no_step(unbroken, tmp_path: Path):
+    recipe, out = unbroken[0], tmp_path / "run"
+    code, _, err = regard("train", recipe, "--out", out, driver=partial(interrupt_thrice, 9))
+    assert code == 130
+    assert [line.partition(":")[0] for line in err.splitlines()] == ["regard"]
+    assert saved_steps(out / "checkpoints")[-1] == 10
+    assert regard("train", recipe, "--out", out)[0] == 0
+    assert digests(out) == unbroken[1]
+
+
+def test_a_later_interrupt_ends_the_process_at_once_and_changes_no_file(unbroken, tmp_path: Path):
     recipe, out = unbroken[0], tmp_path / "run"
     assert regard("train", recipe, "--out", out, "--set", "train.steps=7")[0] == 0
     before = {path: path.read_bytes() for path in (out / "checkpoints" / "step-7").iterdir()}
     code, _, err = regard("train", recipe, "--out", out, driver=partial(interrupt_twice, 9))
-    assert (code, err) == (130, "")
+    assert code == 130
+    assert err.splitlines()[-1].startswith("stopped at once")
     assert saved_steps(out / "checkpoints") == [7]
     assert {path: path.read_bytes() for path in (out / "checkpoints" / "step-7").iterdir()} == before
-    assert regard("train", recipe, "--out", out)[0] == 0
-    assert digests(out) == unbroken[1]
 
 
 @pytest.mark.parametrize(("step", "after", "good"), [(9, False, 7), (14, True, 7), (15, True, 14), (3, False, None)])

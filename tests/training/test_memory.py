@@ -187,9 +187,11 @@ def test_the_peak_counts_what_is_allocated_at_once():
     assert nothing < 1
 
 
-def chosen(recipe: Path, available_bytes: Sequence[int]) -> list[tuple[int, bool]]:
-    """The largest batch for each number of available bytes."""
+def chosen(recipe: Path, available_bytes: Sequence[int], steps_per_epoch: int) -> list[tuple[int, bool]]:
+    """The largest batch for each number of available bytes that leaves this many steps per epoch."""
     from regard.training import memory
+
+    memory._STEPS_PER_EPOCH = steps_per_epoch
 
     setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
     found = []
@@ -199,23 +201,25 @@ def chosen(recipe: Path, available_bytes: Sequence[int]) -> list[tuple[int, bool
     return found
 
 
-def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], int]:
-    """The memory of the largest step of each batch size, in bytes, and the tokens of an epoch."""
+def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The memory of the largest step of each batch size, in bytes, and the steps of an epoch."""
     setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
     probe = Probe(setup.network, setup.samples, replace(setup.recipe.train, batch_tokens=1024), CPU)
     epochs = [first_epoch(BatchSampler(setup.samples.lengths, tokens, 1)) for tokens in batches]
-    return [probe.memory(epoch.largest).total for epoch in epochs], epochs[0].tokens
+    return [probe.memory(epoch.largest).total for epoch in epochs], [epoch.steps for epoch in epochs]
 
 
 def test_batch_tokens_are_the_most_that_fit(tmp_path: Path):
     recipe = write_recipe(tmp_path, 1000)
-    needs, tokens = in_own_process(needed, recipe, (1024, 2048, 4096))
+    needs, steps = in_own_process(needed, recipe, (1024, 2048, 4096))
     assert needs[1] - needs[0] == pytest.approx((needs[2] - needs[1]) / 2, rel=0.1)
     enough = [int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])]
-    *short, (most, fits) = in_own_process(chosen, recipe, [10 * MB, *enough, 4000 * MB])
+    *short, (most, fits) = in_own_process(chosen, recipe, [10 * MB, *enough, 4000 * MB], 1)
     assert short == [(1024, False), (1024, True), (1024, True), (2048, True)]
     assert fits
-    assert 2048 < most <= tokens < 2 * most
+    assert most > 2048
+    assert in_own_process(chosen, recipe, [4000 * MB], steps[1]) == [(2048, True)]
+    assert in_own_process(chosen, recipe, [4000 * MB], 200) == [(1024, True)]
 
 
 def test_a_run_keeps_the_batch_size_that_fitted_first(tmp_path: Path):
@@ -223,11 +227,11 @@ def test_a_run_keeps_the_batch_size_that_fitted_first(tmp_path: Path):
     train = ["train", recipe, *fit, "--out", tmp_path / "run"]
     code, out, err = regard(*train, "--set", "train.steps=2")
     assert (code, err) == (0, "")
-    assert "batch_tokens = 4,096 fits (train.batch_tokens)" in out
-    assert read_recipe(tmp_path / "run" / "recipe.toml").train.batch_tokens == 4096
+    assert "batch_tokens = 1,024 fits (train.batch_tokens)" in out
+    assert read_recipe(tmp_path / "run" / "recipe.toml").train.batch_tokens == 1024
     code, out, _ = regard(*train, "--set", "train.steps=4", driver=nothing_fits)
     assert (code, "resuming at step 2" in out, "fits" in out) == (0, True, False)
-    again = ["train", recipe, "--set", "train.average=1", "--set", "train.batch_tokens=4096"]
+    again = ["train", recipe, "--set", "train.average=1", "--set", "train.batch_tokens=1024"]
     assert regard(*again, "--set", "train.steps=4", "--out", tmp_path / "number")[0] == 0
     assert losses(tmp_path / "run") == losses(tmp_path / "number")
 

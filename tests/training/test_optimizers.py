@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +24,15 @@ from regard.training.optimizers import (
     Adafactor,
     AdamW,
     Constant,
+    Cosine,
     Group,
+    InverseSquareRoot,
     Lamb,
+    Linear,
     Muon,
     Optimizer,
     Optimizers,
+    Schedule,
     Trainable,
     trainable_parameters,
 )
@@ -338,3 +343,23 @@ def test_invalid_settings_are_refused(settings: str, message: str):
 def test_groups_without_parameters_are_refused(groups: list[Group], message: str):
     with pytest.raises(InputError, match=message):
         trainable_parameters(MODELS["gpt2"].build(VOCABULARY), groups)
+
+
+@pytest.mark.parametrize("schedule", [InverseSquareRoot(50), Cosine(50), Linear(50), Constant(50)])
+def test_a_warm_up_longer_than_the_run_is_shortened_to_a_tenth(schedule: Schedule):
+    assert [schedule.factor(step, 20) for step in (1, 2)] == [0.5, 1.0]
+    assert schedule.factor(20, 20) == replace(schedule, warmup=2).factor(20, 20)
+    assert schedule.factor(20, 50) == 0.4
+    assert schedule.factor(1, 1) > 0 or not isinstance(schedule, InverseSquareRoot | Constant)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Adafactor(), Muon(), Lamb()])
+def test_the_size_of_the_state_is_known_before_it_is_allocated(optimizer: Optimizer):
+    network = zoo.transformer(16, 1, 2, tied=False).build(30)
+    trained = trainable_parameters(network)
+    optimizers = Optimizers(optimizer.build(trained))
+    for parameter in network.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizers.step(1e-3)
+    state = {name: tensor for name, tensor in optimizers.tensors().items() if not name.endswith("/step")}
+    assert optimizer.state_size(trained) == sum(tensor.numel() for tensor in state.values())

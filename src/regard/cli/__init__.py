@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import NoReturn
 
 import typer
 
 from regard.cli import evaluate, show, train, translate
-from regard.errors import Note, RegardError
+from regard.errors import Note, RegardError, printable
 from regard.version import __version__
 
 _OUT_OF_MEMORY = "out of memory. When training, see regard plan; otherwise give shorter texts or a smaller --beam."
@@ -45,14 +48,43 @@ def options(
 
 def main() -> NoReturn:
     """Run the command line and end the process."""
+    _open_closed_streams()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # input and output are UTF-8, whatever the locale
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.isatty():
+        sys.stdout = _Terminal(sys.stdout.detach(), encoding="utf-8", errors="backslashreplace", line_buffering=True)
     arguments = sys.argv[1:]
     ends = arguments.index("--") if "--" in arguments else len(arguments)
     debug = "--debug" in arguments[:ends]
     kept = [word for word in arguments[:ends] if word != "--debug"] + arguments[ends:]
-    sys.exit(run(kept, debug=debug))
+    code = run(kept, debug=debug)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python has nothing left to say about it
+    sys.exit(code)
+
+
+class _Terminal(io.TextIOWrapper):
+    """Standard output on a terminal: what a model or a file says cannot command it."""
+
+    def write(self, text: str, /) -> int:
+        return super().write(printable(text))
+
+
+def _open_closed_streams() -> None:
+    """Open the standard streams that are closed, lest a file takes their place; reading and writing fail."""
+    streams = ("stdin", "w", os.O_WRONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)
+    for number, (name, mode, flags) in enumerate(streams):
+        if getattr(sys, name) is None:
+            os.dup2(os.open(os.devnull, flags), number)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+    """The first Ctrl-C ends the command in good order, a second one at once."""
+    signal.signal(number, lambda number, _: os._exit(128 + number))
+    raise KeyboardInterrupt
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
@@ -74,7 +106,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
     except (FileNotFoundError, PermissionError, NotADirectoryError, IsADirectoryError) as error:
         return _fail(error, f"{error.strerror} ({error.filename}). Name a file that can be used.", 2, debug)
     except OSError as error:
-        return _fail(error, f"{error.strerror or error} ({error.filename or 'output'}). Is the disk full?", 74, debug)
+        return _fail(error, _disk_trouble(error), 74, debug)
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
             return _fail(error, _usage(error, arguments), 2, debug)
@@ -102,6 +134,13 @@ def _usage(error: Exception, arguments: list[str]) -> str:
     return f"{message} ({command}). See: {command} --help."
 
 
+def _disk_trouble(error: OSError) -> str:
+    if error.errno == errno.EBADF and error.filename is None:
+        return "standard output is closed. Redirect it to a file: > out.txt."
+    remedy = "Is the disk full?" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else "Choose another place."
+    return f"{error.strerror or error} ({error.filename or 'output'}). {remedy}"
+
+
 def _drop_output() -> None:
     """Send buffered output to /dev/null, else the interpreter complains at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -117,7 +156,7 @@ def _notes() -> Iterator[None]:
             message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
         ) -> str:
             ours = issubclass(category, Note)
-            return f"note: {message}\n" if ours else plain(message, category, filename, lineno, line)
+            return f"note: {printable(str(message))}\n" if ours else plain(message, category, filename, lineno, line)
 
         warnings.formatwarning = formatted
         try:
@@ -134,5 +173,6 @@ def _fail(error: Exception, message: str, code: int, debug: bool) -> int:
     except OSError:
         _drop_output()
     label = "" if code >= 128 else "error: "
-    print(f"regard: {label}{' '.join(message.split())}", file=sys.stderr)
+    with suppress(OSError):  # the terminal may be gone
+        print(f"regard: {label}{printable(' '.join(message.split()))}", file=sys.stderr)
     return code

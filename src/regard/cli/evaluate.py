@@ -17,15 +17,36 @@ from regard.cli.options import (
     Parts,
     Threads,
     json_text,
+    limit_threads,
     load_model,
     own_parts,
     progress,
+    refuse_unused,
+    require_output,
     trained_on_pairs,
     use_threads,
 )
-from regard.errors import InputError, RunFailed
+from regard.errors import InputError, RunFailed, suggest
+from regard.schema import finite
+
+TextFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="What train reads: text to predict, or pairs or labelled text in one file; a file, folder, .csv, .tsv, "
+        ".jsonl, .gz, data/test.{de,en}, or - for standard input. Can be repeated.",
+        show_default=False,
+    ),
+]
+DocumentsOption = Annotated[
+    str | None, typer.Option(help="A document of --text is a file, line or paragraph.", show_default="as in training")
+]
+Fields = Annotated[
+    str | None,
+    typer.Option(help="Columns or JSON fields of --text: text, or source,target.", show_default="as in training"),
+]
 
 if TYPE_CHECKING:
+    from regard.config.recipe import Text
     from regard.data.read.corpus import Corpus
     from regard.evaluation.compare import Comparison
     from regard.evaluation.evaluate import Evaluation, LabelEvaluation
@@ -35,7 +56,9 @@ def evaluate(
     model: ModelFolder,
     source: Annotated[Path | None, typer.Option(help="Lines to translate or to classify.")] = None,
     reference: Annotated[Path | None, typer.Option(help="The reference translations, labels, numbers or tags.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text for a language model to predict.")] = None,
+    text: TextFiles = None,
+    documents: DocumentsOption = None,
+    fields: Fields = None,
     pairs: Annotated[
         bool,
         typer.Option(
@@ -69,18 +92,26 @@ def evaluate(
     from regard.evaluation.evaluate import Evaluation, plot_by_length
     from regard.evaluation.evaluate import evaluate as evaluate_model
 
-    corpus = _corpus("evaluate", model, source, reference, text, parts)
+    for option, path in (("--plot", plot), ("--report", report)):
+        require_output(option, path)
+    if source is None:
+        refuse_unused("says how --source is read. Give --source, or leave it out.", pairs=pairs)
+    corpus = _corpus("evaluate", model, source, reference, (text, documents, fields), parts)
     if source is not None and (pairs or trained_on_pairs(model, parts)):
         corpus = replace(corpus, paired_sources=True)
     loaded = load_model(model, device, threads, parts)
+    if corpus.targets is None or loaded.description.readout.outputs != "tokens":
+        refuse_unused("is for translations, and nothing is translated here. Leave it out.", beam=beam, plot=plot)
+    if loaded.description.readout.outputs != "tokens":
+        refuse_unused("is for models that write text. Leave it out.", report=report, window=window, stride=stride)
     options = loaded.defaults()
     options = options if beam is None else replace(options, beam=beam)
     with progress(len(corpus), "evaluating", least=1) as advance:
         found = evaluate_model(loaded, corpus, options, window=window, stride=stride, progress=advance)
     _print(found, as_json)
+    if isinstance(found, Evaluation) and found.warning:
+        typer.echo(found.warning, err=True)
     if not isinstance(found, Evaluation):
-        if plot is not None or report is not None:
-            raise InputError("only translations can be plotted (--plot, --report). Evaluate a translator on pairs.")
         return
     if plot is not None:
         plot_by_length(found, plot)
@@ -102,7 +133,9 @@ def compare(
     models: Annotated[list[Path], typer.Argument(help="Model folders, two or more.", show_default=False)],
     source: Annotated[Path | None, typer.Option(help="Lines to translate.")] = None,
     reference: Annotated[Path | None, typer.Option(help="The reference translations.")] = None,
-    text: Annotated[Path | None, typer.Option(help="A text for a language model to predict.")] = None,
+    text: TextFiles = None,
+    documents: DocumentsOption = None,
+    fields: Fields = None,
     beam: Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="each model's")] = None,
     metric: Annotated[
         str | None,
@@ -111,7 +144,9 @@ def compare(
             show_default="exact if a model gets half of them right, else chrf",
         ),
     ] = None,
-    unit: Annotated[str, typer.Option(help="Count source lengths in words or characters.")] = "words",
+    unit: Annotated[
+        str | None, typer.Option(help="Count source lengths in words or characters.", show_default="words")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report with charts and alignments.")] = None,
@@ -128,11 +163,17 @@ def compare(
     from regard.evaluation.compare import attention_samples, distinct_names, plot_comparison
     from regard.evaluation.compare import compare as compare_models
 
+    for option, path in (("--plot", plot), ("--report", report)):
+        require_output(option, path)
     distinct_names(models)
-    corpus = _corpus("compare", models[0], source, reference, text, parts)
+    corpus = _corpus("compare", models[0], source, reference, (text, documents, fields), parts)
+    if corpus.targets is None:
+        refuse_unused("is for translations, and nothing is translated here. Leave it out.", beam=beam, metric=metric,
+                      unit=unit, plot=plot)  # fmt: skip
+    threads = None if threads is None else limit_threads(threads)
     with progress(len(models) * len(corpus), "comparing", least=1) as advance:
         found = compare_models(
-            models, corpus, metric=metric, unit=unit, beam=beam, device=device, threads=threads, parts=parts,
+            models, corpus, metric=metric, unit=unit or "words", beam=beam, device=device, threads=threads, parts=parts,
             progress=advance,
         )  # fmt: skip
     _print(found, as_json)
@@ -179,9 +220,9 @@ def check(
     counts = Counter(result.verdict for result in results)
     if counts["BROKEN"]:
         own = "look for the mistake in your own parts; or " if parts else ""
-        names = ", ".join(result.law for result in results if result.verdict == "BROKEN")
+        are = "is" if counts["BROKEN"] == 1 else "are"
         raise RunFailed(
-            f"{counts['BROKEN']} of {counts['BROKEN'] + counts['holds']} laws are broken ({model}): {names}. "
+            f"{counts['BROKEN']} of {counts['BROKEN'] + counts['holds']} laws {are} broken ({model}). "
             f"Do not rely on this model: {own}try --device cpu, and report it if that does not help."
         )
     if not as_json:
@@ -191,31 +232,60 @@ def check(
 
 def _print(found: Evaluation | LabelEvaluation | Comparison, as_json: bool) -> None:
     """Print a result as text or as JSON."""
-    typer.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False) if as_json else found.text())
+    typer.echo(json.dumps(finite(found.to_json()), indent=2, ensure_ascii=False) if as_json else found.text())
 
 
 def _corpus(
-    verb: str, model: Path, source: Path | None, reference: Path | None, text: Path | None, parts: list[Path] | None
+    verb: str,
+    model: Path,
+    source: Path | None,
+    reference: Path | None,
+    texts: tuple[list[str] | None, str | None, str | None],
+    parts: list[Path] | None,
 ) -> Corpus:
-    """The files that the user named, or the test text of the model's own recipe."""
-    from regard.data.read.corpus import read_corpus, read_pairs
+    """The files that the user named, or the test text of the model's own recipe; `texts`, with documents and fields."""
+    from regard.config.recipe import Text, read_recipe
+    from regard.data.read.corpus import read_pairs
 
-    if text is not None:
-        if source or reference:
-            raise InputError(
-                f"--text does not go with --source and --reference (regard {verb}). Give one or the other."
-            )
-        return read_corpus(str(text))
+    names, documents, fields = texts
     if (source is None) != (reference is None):
         raise InputError(f"--source and --reference go together (regard {verb}). Give both.")
     if source is not None and reference is not None:
+        if any(texts):
+            raise InputError(f"--source and --reference are plain lines (regard {verb}). Leave out --text, --documents "
+                             "and --fields.")  # fmt: skip
         return read_pairs(source, reference)
     recipe = model / "recipe.toml"
-    if not recipe.is_file():
+    settings = read_recipe(recipe, parts=own_parts(parts)).text if recipe.is_file() else None
+    if names:
+        return _read_texts(settings or Text(train=names[0]), names, documents, fields)
+    if documents is not None or fields is not None:
+        raise InputError(f"--documents and --fields say how --text is read (regard {verb}). Give --text.")
+    if settings is None:
         raise InputError(f"{model} has no recipe.toml. Give --source F --reference F, or --text F.")
-    from regard.config.recipe import read_recipe
-
-    corpus = read_recipe(recipe, parts=own_parts(parts)).text.read("test")
+    corpus = settings.read("test")
+    if corpus is None and isinstance(settings.valid, float):
+        share = f"{100 * settings.valid:g}% of the text"
+        typer.echo(f"No test text: these are the {share} that were held out, and chose the best weights.", err=True)
+        corpus = settings.read("valid")
     if corpus is None:
         raise InputError(f"{recipe} names no test text. Give --source F --reference F, or --text F.")
+    return corpus
+
+
+def _read_texts(settings: Text, names: list[str], documents: str | None, fields: str | None) -> Corpus:
+    """Files read as in training, unless the user says otherwise; plain text has no fields."""
+    from dataclasses import replace
+    from typing import cast, get_args
+
+    from regard.data.read.formats import has_fields
+    from regard.data.read.texts import Documents
+
+    if documents is not None and documents not in get_args(Documents):
+        raise InputError(f'"{documents}" is not known (--documents). {suggest(documents, get_args(Documents))}')
+    named = tuple(fields.split(",")) if fields else settings.fields if any(map(has_fields, names)) else None
+    files = replace(settings, train=names[0], valid=None, test=tuple(names), folder=None, corpus=None, transpose=0)
+    cut = cast(Documents, documents or settings.documents)
+    corpus = replace(files, documents=cut, fields=named).read("test")
+    assert corpus is not None
     return corpus

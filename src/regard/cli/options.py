@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
+import select
 import sys
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.errors import InputError, Note
+from regard.progress import progress as progress
+from regard.schema import finite
+
 if TYPE_CHECKING:
     from regard.api import LoadedModel
-    from regard.decode.generate import Progress
 
 Row = dict[str, Any]
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_default=False)]
@@ -27,7 +31,8 @@ Parts = Annotated[
 ]
 Beam = Annotated[int | None, typer.Option(help="Beam size; 1 is greedy.", show_default="the model's")]
 
-_CHUNK = 2048  # lines
+_FIRST_CHUNK, _CHUNK = 16, 512  # lines that are read at once; small ones first, so that answers come soon
+_MAX_THREADS = 16  # per CPU
 
 
 def use_threads(threads: int | None) -> None:
@@ -35,7 +40,16 @@ def use_threads(threads: int | None) -> None:
     import torch
 
     if threads is not None:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(limit_threads(threads))
+
+
+def limit_threads(threads: int) -> int:
+    """The number of threads, or that of the CPUs if the system could not start so many."""
+    cpus = os.cpu_count() or 1
+    if threads <= _MAX_THREADS * cpus:
+        return threads
+    warnings.warn(f"{threads:,} threads are too many for {cpus} CPUs; {cpus} are used (--threads).", Note, stacklevel=2)
+    return cpus
 
 
 def load_model(folder: Path, device: str, threads: int | None, parts: list[Path] | None = None) -> LoadedModel:
@@ -66,34 +80,64 @@ def trained_on_pairs(folder: Path, parts: list[Path] | None) -> bool:
 
 
 def input_lines() -> Iterator[list[str]]:
-    """Standard input in chunks of lines, split at newlines only."""
-    from regard.data.read.texts import STANDARD_INPUT, decode_line, refuse_utf16_and_gzip
+    """Standard input in chunks of lines, split at newlines only; no line waits for one that has not come yet."""
+    from regard.data.read.texts import STANDARD_INPUT, decode_line
 
-    stream: BinaryIO = sys.stdin.buffer
-    number = 0
-    while chunk := list(islice(stream, _CHUNK)):
+    done, size, lines = 0, _FIRST_CHUNK, list[bytes]()
+    for some, last in _lines_as_they_come():
+        lines += some
+        while lines and (len(lines) >= size or last or not _input_is_ready()):
+            yield [decode_line(line, STANDARD_INPUT, done + i) for i, line in enumerate(lines[:size], 1)]
+            done, size, lines = done + len(lines[:size]), min(2 * size, _CHUNK), lines[size:]
+
+
+def _lines_as_they_come() -> Iterator[tuple[list[bytes], bool]]:
+    """The lines of standard input, block by block, and whether they are the last."""
+    from regard import messages
+    from regard.data.read.texts import MAX_LINE_BYTES, STANDARD_INPUT, input_blocks, refuse_utf16_and_gzip
+
+    rest, done = b"", 0
+    for number, block in enumerate(input_blocks()):
         if not number:
-            refuse_utf16_and_gzip(STANDARD_INPUT, chunk[0][:2])
-            chunk[0] = chunk[0].removeprefix(codecs.BOM_UTF8)
-        yield [decode_line(line.removesuffix(b"\n"), STANDARD_INPUT, number + i) for i, line in enumerate(chunk, 1)]
-        number += len(chunk)
+            refuse_utf16_and_gzip(STANDARD_INPUT, block[:4])
+            block = block.removeprefix(codecs.BOM_UTF8)
+        *lines, rest = (rest + block).split(b"\n")
+        done += len(lines)
+        if len(rest) > MAX_LINE_BYTES:
+            raise messages.GIANT_LINE(path=STANDARD_INPUT, line=done + 1, limit=MAX_LINE_BYTES)
+        yield lines, False
+    yield [rest] if rest else [], True
+
+
+def _input_is_ready() -> bool:
+    """Whether standard input has more, or has ended."""
+    try:
+        return bool(select.select([sys.stdin], [], [], 0)[0])
+    except (OSError, ValueError):  # not a stream of the system
+        return True
 
 
 def json_text(row: Row) -> str:
     """A row as a line of JSON; an unpaired surrogate, which UTF-8 cannot hold, stays escaped."""
+    row = finite(row)
     text = json.dumps(row, ensure_ascii=False)
     return text if text.isascii() or not any("\ud800" <= c <= "\udfff" for c in text) else json.dumps(row)
 
 
-@contextmanager
-def progress(total: int, what: str, least: int = 2) -> Iterator[Progress]:
-    """A progress bar on a terminal; none in a pipe, nor for fewer than `least` items."""
-    if not sys.stderr.isatty() or total < least:
-        yield lambda done: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bars
+def refuse_unused(why: str, **given: object) -> None:
+    """Refuse options that would change nothing; None and False are options that were not given."""
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise InputError(f"--{name.replace('_', '-')} {why}")
 
-    with Bars(console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(what, total=total)
-        yield lambda done: bars.advance(task, done)
+
+def require_output(option: str, path: Path | None) -> None:
+    """Refuse a file that cannot be written, before any work is done."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise InputError(f"there is no folder {path.parent} to write into ({option}). Make it first.")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder ({option}). Name a file in it.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{path} cannot be written: Permission denied ({option}). Choose another place.")

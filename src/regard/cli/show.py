@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,17 +23,21 @@ from regard.cli.options import (
     load_model,
     own_parts,
     progress,
+    refuse_unused,
+    require_output,
     use_threads,
 )
-from regard.errors import InputError
+from regard.errors import InputError, Interrupted
 
 _LONG = 2_000  # tokens per head, from which on a progress bar shows
 _GRACE = 0.5  # seconds to finish a request after Ctrl-C
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
+    from regard.decode.generate import Progress
     from regard.show.payload import TracePage
     from regard.show.server import TraceText
+    from regard.training.lock import Signals
 
 
 def show(
@@ -51,8 +58,10 @@ def show(
     ] = None,
     beam: Beam = None,
     length: Annotated[int, typer.Option(help="Language models: number of tokens to generate.", min=0)] = 0,
-    port: Annotated[int, typer.Option(help="Without --out: the local port.", show_default="a free one")] = 0,
-    browser: Annotated[bool, typer.Option(help="Without --out: open a browser.")] = True,
+    port: Annotated[int | None, typer.Option(help="Without --out: the local port.", show_default="a free one")] = None,
+    browser: Annotated[
+        bool | None, typer.Option(help="Without --out: open a browser.", show_default="--browser")
+    ] = None,
     parts: Parts = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -63,25 +72,61 @@ def show(
     """
     if text == "-":
         text = "\n".join(line for lines in input_lines() for line in lines)
-    if out is not None and not out.parent.is_dir():
-        raise InputError(f"there is no folder {out.parent} to write into (--out). Make it first.")
-    if out is not None and out.is_dir():
-        raise InputError(f"{out} is a folder (--out). Name a file in it, like {out / 'page.html'}.")
+    if not text.strip():
+        raise InputError("the text is empty, so there is nothing to attend to (TEXT). Give at least one word.")
+    require_output("--out", out)
     if checkpoints and against:
         raise InputError("checkpoints of one run and other models cannot share a page. Leave out --against.")
+    if out is not None:
+        refuse_unused("is for the local server, and --out writes a file. Leave it out.", port=port)
+        if browser is not None:
+            raise InputError("--browser is for the local server, and --out writes a file. Leave it out.")
+    if target is not None and not length:
+        refuse_unused("searches for a target, and --target gives one. Leave one of them out.", beam=beam)
     models = _models(model, against or [], checkpoints, device, threads, parts)
+    if not length and all(one.shape != "encoder-decoder" for one in models.values()):
+        refuse_unused("searches for a target, and this model reads only the text. Leave it out.", beam=beam)
     trace_text = partial(_trace_page, models, layers=layers, beam=beam, length=length, slider=checkpoints)
     shown = trace_text(text, target)
     if out is None:
-        _serve(shown, trace_text, port, browser)
+        _serve(shown, trace_text, port or 0, browser is not False)
         return
-    with progress(shown.work, "tracing", least=_LONG) as done:
-        shown.save(out, progress=done)
-    counts = [len(trace.weights) for _, trace in shown.traces]
-    layers_of = " and ".join(str(count) for count in sorted(set(counts)))
-    what = f"{layers_of} attention layer{'s' * (max(counts) > 1)}"
+    with _stoppable(shown.work, "tracing", least=_LONG) as (done, signals):
+        left_out = shown.save(out, progress=done)
+    without = f" Left out: {'; '.join(f'{what} ({why})' for what, why in left_out.items())}." if left_out else ""
+    typer.echo(f"{_summary(out, shown)}{without}")
+    if signals.received:
+        raise Interrupted(f"stopped; {out} shows what was ready.", signal=signals.received)
+
+
+def _summary(out: Path, shown: TracePage) -> str:
+    """What the page shows, in one line."""
+    counts = [len(trace.layers) for _, trace in shown.traces]
+    layers = " and ".join(str(count) for count in sorted(set(counts)))
+    what = f"{layers} attention layer{'s' * (max(counts) > 1)}"
     each = f" of each of {len(counts)} models" if len(counts) > 1 else ""
-    typer.echo(f"{out} shows {f'{what}{each}' if any(counts) else 'only text: this model has no attention'}.")
+    return f"{out} shows {f'{what}{each}' if any(counts) else 'only text: this model has no attention'}."
+
+
+@contextmanager
+def _stoppable(total: int | None, what: str, least: int = 2) -> Iterator[tuple[Progress, Signals]]:
+    """A progress bar, and Ctrl-C that stops at the next step: what is ready by then is shown. A second one ends."""
+    from regard.show.collect import Stopped
+    from regard.training.lock import Signals
+
+    signals = Signals()
+    with signals.watched(), progress(total, f"{what} (Ctrl-C: show what is ready)", least=least) as done:
+
+        def advance(count: float) -> None:
+            done(count)
+            if signals.received:
+                raise Stopped
+
+        try:
+            yield advance, signals
+        except Stopped:
+            said = "stopped before the first layer was ready: there is no page. Try a shorter text, or fewer --layers."
+            raise Interrupted(said, signal=signals.received or signal.SIGINT) from None
 
 
 def _models(
@@ -90,9 +135,12 @@ def _models(
     """The models by their labels on the page."""
     folders = [folder, *against]
     if not checkpoints:
-        if len(set(folders)) < len(folders):
+        if len({name.resolve() for name in folders}) < len(folders):
             raise InputError("a model is compared with itself (--against). Name another.")
-        return {str(name): load_model(name, device, threads, parts) for name in folders}
+        from regard.show.labels import model_labels
+
+        labels = model_labels(folders)
+        return {label: load_model(name, device, threads, parts) for label, name in zip(labels, folders)}
     from regard.api import load, steps
 
     use_threads(threads)
@@ -112,7 +160,10 @@ def _trace_page(
     *_, last = models.values()
     if slider and target is None and last.shape != "encoder":
         target, length = _generated(last, text, beam, length), 0
-    found = [model.look(text, target, layers or "*", beam=beam, length=length) for model in models.values()]
+    found = []
+    for model in models.values():
+        with _stoppable(None, "reading and generating") as (done, _):
+            found.append(model.look(text, target, layers or "*", beam=beam, length=length, progress=done))
     return side_by_side(*found, labels=list(models), slider=slider)
 
 
@@ -129,7 +180,9 @@ def _serve(shown: TracePage, trace_text: TraceText, port: int, browser: bool) ->
 
     from regard.show.server import PageServer
 
-    with PageServer(shown, trace_text, port) as server:
+    with _stoppable(shown.work, "tracing", least=_LONG) as (done, _):
+        made = PageServer(shown, trace_text, port, progress=done)
+    with made as server:
         typer.echo(f"The page is at {server.address} (Ctrl-C ends it).")
         sys.stdout.flush()
         if browser:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.options import Device, Parts, Threads, json_text, own_parts, use_threads
+from regard.cli.options import Device, Parts, Threads, json_text, own_parts, refuse_unused, use_threads
 from regard.errors import InputError
 
 _KINDS = ("huggingface", "regard")
@@ -39,6 +39,8 @@ def train(
     from regard.config import builtin_recipes
 
     if recipe is None:
+        refuse_unused("needs a recipe. Name one, as in regard train dates.", set=settings, out=out, new_data=new_data,
+                      parts=parts, threads=threads)  # fmt: skip
         for name, text in builtin_recipes().items():
             typer.echo(f"{name:20} {text.splitlines()[0].lstrip('# ')}")
         return
@@ -49,7 +51,7 @@ def train(
     folder = out or Path("runs") / Path(recipe).stem
     own = own_parts(parts)
     train_recipe(
-        recipe, folder, settings=settings or (), device=device, watcher=watcher(), new_data=new_data, parts=own
+        recipe, folder, settings=settings or (), device=device, progress=watcher(), new_data=new_data, parts=own
     )
     if os.environ.get("RANK", "0") == "0":  # rank 0 prints for all processes
         typer.echo(f"{folder} is ready.")
@@ -80,16 +82,36 @@ def plan(
 
 def init(
     files: Annotated[
-        list[Path], typer.Argument(help="One text, two parallel texts, or lines with a label.", show_default=False)
+        list[Path],
+        typer.Argument(
+            help="Texts, parallel texts, tables (.csv, .tsv), JSON lines, or a folder of them.", show_default=False
+        ),
     ],
+    fields: Annotated[
+        str | None, typer.Option(help="The columns or keys to read: a text, then its target or label.", metavar="A,B")
+    ] = None,
+    model: Annotated[Path | None, typer.Option(help="The folder of a pretrained model to fine-tune.")] = None,
+    minutes: Annotated[float, typer.Option(help="How long training may take on this machine.", min=1)] = 40,
+    device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
-    """Write a commented recipe for your own files.
+    """Read your own files and write a commented recipe for this much text on this machine.
+
+    Files named train, valid (val, dev) and test are used as such; without a validation text, some text is held out.
 
     Example: regard init data/train.de data/train.en > recipe.toml
     """
-    from regard.config.init import recipe_for
+    from functools import partial
 
-    typer.echo(recipe_for(files), nl=False)
+    from regard.config.init import measured_pace, recipe_for
+    from regard.models.device import choose_device
+
+    use_threads(threads)
+    chosen = [] if fields is None else [name.strip() for name in fields.split(",")]
+    measure = partial(measured_pace, device=choose_device(device))
+    note = partial(typer.echo, err=True)
+    recipe = recipe_for(files, fields=chosen, model=model, minutes=minutes, measure=measure, note=note)
+    typer.echo(recipe, nl=False)
 
 
 def convert(
@@ -103,7 +125,7 @@ def convert(
 ) -> None:
     """Convert a model folder to the Hugging Face format, or to regard's own.
 
-    Example: regard convert runs/dates published/dates
+    Example: regard convert runs/python published/python
     """
     if to not in _KINDS:
         raise InputError(f'no format is called "{to}" (--to). Use {" or ".join(_KINDS)}.')

@@ -6,6 +6,7 @@ import io
 import json
 import math
 import os
+import select
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from regard.cli.options import (
     json_text,
     load_model,
     progress,
+    refuse_unused,
+    require_output,
     trained_on_pairs,
 )
 from regard.errors import InputError
@@ -40,8 +43,17 @@ if TYPE_CHECKING:
 
 Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
 TopP = Annotated[
-    float, typer.Option(help="Nucleus sampling: sample from the most likely tokens with this total probability.")
+    float | None,
+    typer.Option(
+        help="Nucleus sampling: sample from the most likely tokens with this total probability.", show_default="1"
+    ),
 ]
+Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="0")]
+
+_PATIENCE = 2.0  # seconds until a prompt comes through a pipe
+_SAMPLES = "is for sampling. Set --temperature above 0, or leave it out."
+_SEARCHES = "is for a search, and a temperature above 0 samples. Set --temperature 0, or leave it out."
+_RANKS = "ranks the results of a beam search. Raise --beam, or leave it out."
 
 
 def translate(
@@ -53,8 +65,9 @@ def translate(
         typer.Option(help="Length penalty; larger values favour long translations.", show_default="the model's"),
     ] = None,
     coverage_penalty: Annotated[
-        float, typer.Option(help="Coverage penalty for source tokens that get no attention.")
-    ] = 0.0,
+        float | None,
+        typer.Option(help="Coverage penalty for source tokens that get no attention.", show_default="0"),
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(help="Maximum number of tokens.", show_default="the model's, or 2 x source + 50")
     ] = None,
@@ -75,8 +88,8 @@ def translate(
         bool, typer.Option("--replace-unknown", help="Replace unknown tokens by the aligned source words.")
     ] = False,
     temperature: Annotated[float, typer.Option(help="Above 0: sample instead of searching.")] = 0.0,
-    top_p: TopP = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    top_p: TopP = None,
+    seed: Seed = None,
     as_json: Json = False,
     parts: Parts = None,
     device: Device = "auto",
@@ -86,28 +99,33 @@ def translate(
 
     Example: regard translate runs/dates < dates.txt > iso.txt
     """
+    if temperature > 0:
+        refuse_unused(_SEARCHES, beam=beam)
+    else:
+        refuse_unused(_SAMPLES, top_p=top_p, seed=seed)
     loaded = load_model(model, device, threads, parts)
     defaults = loaded.defaults()
     given: Row = {
-        "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens,
-        "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty,
+        "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens, "top_p": top_p,
+        "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty, "seed": seed,
+        "coverage_penalty": coverage_penalty,
     }  # fmt: skip
     options = replace(
-        defaults, beam=max(n_best, defaults.beam) if beam is None else beam, n_best=n_best, seed=seed, top_p=top_p,
-        coverage_penalty=coverage_penalty, temperature=temperature,
+        defaults, beam=max(n_best, defaults.beam) if beam is None else beam, n_best=n_best, temperature=temperature,
         **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
+    if (n_best if temperature > 0 else options.beam) == 1:
+        refuse_unused(_RANKS, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
     translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and not as_json:
         _interactive(translations, options, prefix)
         return
     for done, rows in _input_rows(as_json):
         texts = [row["text"] for row in rows]
         with progress(len(texts), "translating") as advance:
             prefixes = None if prefix is None else [prefix] * len(texts)
-            found = translations(
-                texts, replace(options, seed=seed + done), prefixes=prefixes, progress=advance, first_line=done + 1
-            )
+            seeded = replace(options, seed=options.seed + done)
+            found = translations(texts, seeded, prefixes=prefixes, progress=advance, first_line=done + 1)
         for number, (row, answers) in enumerate(zip(rows, found), done):
             sys.stdout.write(_written(row if as_json else None, number, answers, n_best))
         sys.stdout.flush()
@@ -163,16 +181,19 @@ def generate(
         int | None, typer.Option(help="Maximum number of new tokens.", min=0, show_default="the model's, or 200")
     ] = None,
     temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0 is all.")] = 0,
-    top_p: TopP = 1.0,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample from the k most likely tokens; 0 is all.", show_default="0")
+    ] = None,
+    top_p: TopP = None,
     min_p: Annotated[
-        float, typer.Option(help="Sample from tokens at least this fraction as likely as the best.")
-    ] = 0.0,
-    beam: Annotated[int, typer.Option(help="Beam size, with temperature 0.")] = 1,
+        float | None,
+        typer.Option(help="Sample from tokens at least this fraction as likely as the best.", show_default="0"),
+    ] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam size, with --temperature 0.", show_default="1")] = None,
     no_repeat_ngram: Annotated[int, typer.Option(help="Repeat no n-gram of this size; 0 is off.")] = 0,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: makes repeated tokens less likely.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling.")] = 0,
+    seed: Seed = None,
     out: Annotated[Path | None, typer.Option(help="Write to this file: MIDI if it ends in .mid, else text.")] = None,
     parts: Parts = None,
     device: Device = "auto",
@@ -184,30 +205,40 @@ def generate(
     """
     from regard.decode.options import Options
 
+    require_output("--out", out)
+    if temperature > 0:
+        refuse_unused(_SEARCHES, beam=beam)
+    else:
+        refuse_unused(_SAMPLES, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
+    given = {"beam": beam, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+    options = Options(
+        max_tokens=max_tokens, temperature=temperature, no_repeat_ngram=no_repeat_ngram,
+        repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )  # fmt: skip
     if prompt == "-" or (prompt is None and _redirected()):
         prompt = "\n".join(line for lines in input_lines() for line in lines)
-    options = Options(
-        beam=beam, max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-        no_repeat_ngram=no_repeat_ngram, repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
-    )  # fmt: skip
     loaded = load_model(model, device, threads, parts)
     text = loaded.continuations([prompt or ""], options.with_tokens_of(loaded.defaults()))[0][0].text
     if out is None:
         typer.echo(text)
         return
     from regard.data.corpora.chorales import midi_of
-    from regard.store.files import write_file
+    from regard.store.files import write_output
 
-    write_file(out, midi_of(text) if out.suffix in (".mid", ".midi") else f"{text}\n".encode())
+    write_output(out, midi_of(text) if out.suffix in (".mid", ".midi") else f"{text}\n".encode())
     typer.echo(f"Wrote {out}.")
 
 
 def _redirected() -> bool:
-    """Whether standard input is a file; a pipe may never deliver anything."""
+    """Whether standard input is a file or a pipe; one line says so if nothing comes through the pipe."""
     try:
-        return stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode)
-    except (OSError, ValueError, AttributeError):
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):
         return False
+    if stat.S_ISFIFO(mode) and not select.select([sys.stdin], [], [], _PATIENCE)[0]:
+        typer.echo("Waiting for the prompt from standard input; Ctrl-C ends.", err=True)
+    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
 
 
 def fill(
@@ -215,7 +246,10 @@ def fill(
     text: Annotated[
         str | None, typer.Argument(help="A text with [MASK] for each missing token.", show_default="standard input")
     ] = None,
-    top: Annotated[int, typer.Option(help="Candidates to print per mask.", min=1)] = 5,
+    top: Annotated[
+        int | None,
+        typer.Option(help="Candidates per mask, of a text argument or with --json.", min=1, show_default="5"),
+    ] = None,
     as_json: Json = False,
     parts: Parts = None,
     device: Device = "auto",
@@ -228,7 +262,9 @@ def fill(
 
     Example: regard fill runs/bert "The [MASK] sat on the mat."
     """
-    loaded = load_model(model, device, threads, parts)
+    if text is None and not as_json:
+        refuse_unused("prints candidates, and lines are only filled. Add --json, or leave it out.", top=top)
+    loaded, top = load_model(model, device, threads, parts), top or 5
     if text is not None:
         filled = loaded.fill(text, top=top)
         typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
@@ -251,6 +287,10 @@ def embed(
     ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Write one vector per token, as .npz.")] = False,
     normalised: Annotated[bool, typer.Option("--normalised", help="Scale every vector to length 1.")] = False,
+    stateful: Annotated[
+        bool,
+        typer.Option("--stateful", help="Carry the recurrent state from line to line, as the published ELMo does."),
+    ] = False,
     as_json: Json = False,
     parts: Parts = None,
     device: Device = "auto",
@@ -268,11 +308,13 @@ def embed(
     if sys.stdout.isatty() and not as_json:
         raise InputError("vectors cannot be printed to a terminal (regard embed). Add > vectors.npy, or --json.")
     loaded = load_model(model, device, threads, parts)
-    options: Row = {"pool": pool, "layer": _layer(layer), "normalised": normalised}
+    options: Row = {"pool": pool, "layer": _layer(layer), "normalised": normalised, "stateful": stateful}
     whole = [np.zeros((0, loaded.description.vector_width), dtype=np.float32)]
     names: list[str] = []
     starts = [0]
-    for _, rows in _input_rows(as_json):
+    # A state is carried over all lines, so they are read at once.
+    chunks = (rows for _, rows in _input_rows(as_json))
+    for rows in [[row for some in chunks for row in some]] if stateful else chunks:
         texts = [row["text"] for row in rows]
         with progress(len(texts), "embedding") as advance:
             of_tokens = loaded.embed(texts, **options, tokens=True, progress=advance) if tokens else []
@@ -307,12 +349,15 @@ def classify(
 ) -> None:
     """Predict a label, a number, or a tag per word for each line of standard input.
 
+    A BERT that was trained with next sentence prediction tells for each pair whether the second text is the next.
     With --json the probability of every label is printed too.
 
     Example: regard classify runs/reviews < reviews.txt
     """
+    from regard.decode.classify import predicts_next_sentence
+
     loaded = load_model(model, device, threads, parts)
-    paired = pairs or trained_on_pairs(model, parts)
+    paired = pairs or trained_on_pairs(model, parts) or predicts_next_sentence(loaded.description)
     for done, rows in _input_rows(as_json):
         texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
         with progress(len(texts), "classifying") as advance:
@@ -353,20 +398,23 @@ def _input_rows(as_json: bool) -> Iterator[tuple[int, list[Row]]]:
     """Standard input in chunks: the number of lines before, and a row with its text per line."""
     done = 0
     for lines in input_lines():
-        yield done, [_json_line(line) if as_json else {"text": line} for line in lines]
+        yield done, [_json_line(line, done + i) if as_json else {"text": line} for i, line in enumerate(lines, 1)]
         done += len(lines)
 
 
-def _json_line(line: str) -> Row:
+def _json_line(line: str, number: int) -> Row:
     """A JSON object with its text under "text", or a plain line; other keys are passed through."""
+    where = f"standard input line {number:,}"
     if not line.lstrip().startswith("{"):
         return {"text": line}
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"standard input holds a line that is not JSON: {error}. Leave out --json?") from None
+        raise InputError(f"{where} is not JSON: {error}. Leave out --json?") from None
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise InputError('a JSON line needs its text under "text" (standard input).')
+        raise InputError(f'{where} has no text under "text". Give each line one, as in {{"text": "Hello"}}.')
+    if "target_prefix" in value:
+        raise InputError(f'{where} has a "target_prefix", which is not read. Use --prefix, for all lines.')
     return value
 
 
@@ -433,5 +481,5 @@ def _scored(row: Row | None, scored: TextScore, per_token: bool) -> str:
         return "\t".join([f"{scored.total:.4f}", *cells])
     count = len(scored.tokens)
     mean = -scored.total / max(1, count)
-    facts = {"score": scored.total, "tokens": count, "perplexity": math.exp(mean) if mean < 700 else math.inf}
+    facts = {"score": scored.total, "tokens": count, "perplexity": math.exp(mean) if mean < 700 else None}
     return json_text({**row, **facts, **({"log_probabilities": scored.tokens} if per_token else {})})

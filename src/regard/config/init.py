@@ -1,73 +1,372 @@
-"""First recipes for the user's own files: commented TOML (`regard init`), or a recipe around a Model value."""
+"""First recipes for the user's own files: commented TOML (`regard init`), or a recipe around a Model value.
+
+The size of the model, the batch and the number of steps follow from the amount of text and, if measured, from the
+speed of this machine.
+"""
 
 from __future__ import annotations
 
-import re
+import os
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
-from itertools import islice, takewhile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
+from typing import Any, Literal, get_args
 
-from regard.config.recipe import Recipe, override, parse_recipe
-from regard.data.read.corpus import Corpus, read_corpus, read_pairs
+import numpy as np
+import torch
+
+from regard.config.recipe import Recipe, Text, override, parse_recipe
+from regard.config.setup import read_setup
+from regard.data.corpora import Split
+from regard.data.corpora.chorales import has_splits, is_music
+from regard.data.read.cache import default_cache
+from regard.data.read.corpus import Corpus
+from regard.data.read.discover import Named, find_texts
+from regard.data.read.formats import format_and_first_file
+from regard.data.read.split import FEW
+from regard.data.read.tables import (
+    Table,
+    choose_fields,
+    is_labels,
+    is_number,
+    read_objects,
+    read_table,
+    tabbed_columns,
+)
+from regard.data.read.texts import byte_lengths, shell_quoted
 from regard.errors import InputError
 from regard.models.model import Model
 from regard.schema import classes_of, kind_of, to_dict, toml_value
+from regard.training.log import span
+from regard.training.memory import Probe, first_epoch
+
+Kind = Literal["pairs", "labels", "numbers", "texts"]
 
 _INSPECTED = 2000  # lines in which labels are searched for
-
-_RECIPE = """# Written by regard init. Train it with: regard train recipe.toml
-# Every key can also be set on the command line: --set train.steps=2000
-
-[model]
-name    = "{model}"   # a function of regard.zoo; the other keys are its arguments
-width   = {width}
-depth   = {depth}
-heads   = 4
-dropout = {dropout}              # more for little text, less for much
-
-[text]
-train     = {train}
-{valid}
-tokenizer = {{ kind = "{tokenizer}"{size} }}   # character, byte, word, bpe, unigram, word_piece
-{task}
-
-[train]
-steps         = {steps}       # a run resumes where it stopped, so this can be raised later
-batch_tokens  = 4096       # padded tokens per step; if memory is short, raise accumulate rather than lower this
-learning_rate = 1e-3
-schedule      = {{ kind = "inverse_square_root", warmup = {warmup} }}
-save_every    = {every}
-valid_every   = {every}
-seed          = 1
-"""
+_SAMPLE = 20_000  # texts whose words are counted
+_VALID_TEXTS = 1000  # enough to validate, and to test
+_SECONDS = 3.0  # of timed steps
+_MIN_STEPS = 300
+_USEFUL_STEPS = 2000  # even if they take longer than they may
+_STEPS_PER_EPOCH = 150  # at least, where the batch can be smaller
+_VALIDATIONS = 20  # per run
 
 
-def recipe_for(files: list[Path]) -> str:
-    """A recipe for one text, for two parallel texts, or for one with a label per line."""
-    if len(files) > 2:
-        raise InputError(f"{len(files)} files (regard init). Give one text, or two parallel ones.")
-    both = read_pairs(files[0], files[1]) if len(files) == 2 else read_corpus(str(files[0]))
-    size = sum(file.stat().st_size for file in files)
-    pattern, pair = _pattern([str(file) for file in files]), both.targets is not None
-    vocabulary = 8000 if size > 4_000_000 else 2000 if size > 400_000 else 0
-    small = size < 1_000_000
-    labels = _labels(both, tabbed=".tsv" in files[0].suffixes) if len(files) == 1 else None
-    return _RECIPE.format(
-        model="bert" if labels else "transformer" if pair else "gpt2",
-        width=128 if small else 256,
-        depth=2 if small else 3,
-        dropout=0.2 if small else 0.1,
-        train=toml_value(pattern),
-        valid=f"# valid   = {toml_value(_valid(pattern))}   # held out, to validate during training",
-        tokenizer="bpe" if vocabulary else "character",
-        size=f", size = {vocabulary}" if vocabulary else "",
-        task=labels or ("" if pair else 'documents = "file"        # or "line", "paragraph": what is one text'),
-        steps=1000 if small else 20_000,
-        warmup=100 if small else 1000,
-        every=100 if small else 500,
-    )
+@dataclass(frozen=True)
+class Size:
+    """The size of a model: for how many bytes of text, and its [model] keys."""
+
+    most_bytes: float
+    width: int
+    depth: int
+    dropout: float
+    heads: int = 4
+
+
+_SIZES = (
+    Size(1e6, 128, 2, 0.3), Size(1e7, 160, 3, 0.3), Size(6e7, 256, 4, 0.2), Size(float("inf"), 512, 6, 0.1, 8),
+)  # fmt: skip
+_EPOCHS: dict[Kind, tuple[int, int]] = {  # at least, if a smaller model makes it possible; and at most
+    "pairs": (10, 25), "labels": (4, 10), "numbers": (4, 10), "texts": (3, 12)
+}  # fmt: skip
+_FINE_TUNING_EPOCHS = (1, 4)
+_VOCABULARIES = (1000, 2000, 4000, 6000, 8000, 16_000)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """An epoch of a recipe: its steps and tokens, and how many tokens this machine trains per second (0: unknown)."""
+
+    steps: int
+    tokens: int
+    tokens_per_second: float = 0.0
+    parameters: int = 0
+
+    def seconds(self, steps: int) -> float:
+        return steps / self.steps * self.tokens / self.tokens_per_second
+
+
+Measure = Callable[[Recipe], Pace]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the files hold: its kind, the columns to read, how much there is, and how its words repeat."""
+
+    named: Named
+    kind: Kind
+    fields: tuple[str, ...]
+    table: Table | None
+    texts: int
+    bytes: int
+    longest: int  # bytes of a side: 99 of 100 are shorter
+    repeated: int  # different words that occur more than once
+    held_out: dict[str, float]
+
+    @property
+    def text(self) -> dict[str, Any]:
+        """The keys of [text] that say what to read."""
+        files = {split: self.named.of(split) for split in get_args(Split)}
+        found: dict[str, Any] = {split: one[0] if len(one) == 1 else one for split, one in files.items() if one}
+        return found | self.held_out | ({"fields": list(self.fields)} if self.fields else {})
+
+
+def recipe_for(
+    files: Sequence[Path], *, fields: Sequence[str] = (), model: Path | None = None, minutes: float = 40,
+    measure: Measure | None = None, note: Callable[[str], None] = lambda text: None,
+) -> str:  # fmt: skip
+    """A recipe for texts, pairs, or texts with labels; with `measure`, for at most so many minutes of training."""
+    content = look_at(files, fields)
+    said = _described(content)
+    for line in [*said, *(["training a throw-away network for some seconds, to measure its speed"] if measure else [])]:
+        note(line)
+    least, most = _EPOCHS[content.kind] if model is None else _FINE_TUNING_EPOCHS
+    sizes = [size for size in _SIZES if content.bytes > size.most_bytes]
+    for size in reversed(_SIZES[: len(sizes) + 1]):
+        tables = _tables(content, size, model)
+        pace = _rough_pace(content, tables) if measure is None else measure(_parsed(tables, files[0]))
+        steps = max(min(most * pace.steps, 200 * pace.steps, 10**6), _MIN_STEPS)
+        if pace.tokens_per_second:
+            affordable = int(60 * minutes * steps / pace.seconds(steps))
+            if affordable < least * pace.steps and size is not _SIZES[0] and model is None:
+                continue
+            steps = min(steps, max(affordable, min(least * pace.steps, _USEFUL_STEPS), _MIN_STEPS))
+        break
+    steps = _rounded(steps)
+    if pace.tokens_per_second:
+        epochs, time = f"{steps / pace.steps:.3g} epochs", span(pace.seconds(steps))
+        amount = f"{pace.parameters:,} parameters; {steps:,} steps are {epochs}"
+        said.append(f"{amount}, about {time} on this machine, and validations{_busy()}")
+        note(said[-1])
+    return _written(tables, content, steps, said)
+
+
+def _busy() -> str:
+    """A remark where other programs keep this machine busy, which slows down what is measured."""
+    busy = os.getloadavg()[0] > 1.5 * (os.cpu_count() or 1)
+    return "; other programs keep it busy now, so it may take less" if busy else ""
+
+
+def look_at(files: Sequence[Path], fields: Sequence[str] = ()) -> Content:
+    """Read the user's files: what they hold, and how much."""
+    if not files:
+        raise InputError("no file was named (regard init). Name your text.")
+    named = find_texts(files)
+    if is_music(named.train[0]):  # which has the splits in one file
+        splits = get_args(Split) if has_splits(named.train[0]) else ("train",)
+        named = Named(**dict.fromkeys(splits, named.train))
+    table = _table_of(named.train[0])
+    if fields and table is None:
+        raise InputError(f"{named.train[0]} is plain text, which has no columns (--fields). Leave it out.")
+    for name in fields:
+        if table is not None and name not in table.columns and not name.isdigit():
+            raise InputError(f"{table.path} has no column {name} (--fields). It has {table.shown()}.")
+    chosen = tuple(fields) or (() if table is None else choose_fields(table))
+    if table is not None and not fields and chosen == table.columns and not table.names:
+        chosen = ()  # the only one or two
+    empty = Content(named, "texts", chosen, table, 0, 0, 0, 0, {})
+    corpus = _corpus(empty, "train")
+    lengths = [byte_lengths(side) for side in corpus.sides]
+    return _with_held_out(replace(
+        empty, kind=_kind_of(corpus), texts=len(corpus), bytes=sum(int(side.sum()) for side in lengths),
+        longest=max(int(np.percentile(side, 99)) for side in lengths), repeated=_repeated_words(corpus),
+    ))  # fmt: skip
+
+
+def _table_of(pattern: str) -> Table | None:
+    """The columns of a table or of JSON lines; None for plain text."""
+    if "{" in pattern or is_music(pattern):
+        return None
+    form, first = format_and_first_file(pattern)
+    if form == "jsonl":
+        return read_objects(first)
+    if form in ("csv", "tsv"):
+        return read_table(first)
+    if (count := tabbed_columns(first)) > 1:
+        renamed = first.with_suffix(".tsv").name
+        raise InputError(
+            f"{first} holds {count} columns between tabs, but its name says plain text (regard init). "
+            f"Rename it: mv {shell_quoted(first)} {shell_quoted(first.with_name(renamed))}."
+        )
+    return None
+
+
+def _corpus(content: Content, split: Split) -> Corpus:
+    keys = {key: tuple(value) if isinstance(value, list) else value for key, value in content.text.items()}
+    text = Text(keys["train"], keys.get("valid"), keys.get("test"), fields=keys.get("fields"))
+    found = text.read(split, default_cache())
+    assert found is not None
+    return found
+
+
+def _kind_of(corpus: Corpus) -> Kind:
+    """What is to be learnt: a translation of each text, its label, a number, or the texts themselves."""
+    if corpus.targets is None:
+        return "texts"
+    cells = list(islice(corpus.targets, _INSPECTED))
+    one_file = len(corpus.names) == 1 or "label" in corpus.names[-1]
+    if one_file and is_labels(cells):
+        return "labels"
+    return "numbers" if cells and all(map(is_number, cells)) and len(corpus.names) == 1 else "pairs"
+
+
+def _repeated_words(corpus: Corpus) -> int:
+    counts: Counter[str] = Counter()
+    for side in corpus.sides:
+        for text in islice(side, _SAMPLE):
+            counts.update(text[:1_000_000].split())
+    return sum(count > 1 for count in counts.values())
+
+
+def _with_held_out(content: Content) -> Content:
+    """Hold out a share of the training text where no file validates; of much text, another share to test."""
+    if content.named.valid or is_music(content.named.train[0]):
+        return content
+    enough = content.texts >= 2 * _VALID_TEXTS or (content.kind == "texts" and content.bytes >= 500_000)
+    wanted = min(0.1, max(0.01, float(f"{_VALID_TEXTS / content.texts:.1g}")))
+    first = 0.05 if content.kind == "texts" else wanted
+    for share in (first, 0.1, 0.2, 0.3, 0.4, 0.5):
+        held = {"valid": share} | ({"test": share} if enough and not content.named.test and share < 0.2 else {})
+        found = replace(content, held_out=held)
+        try:
+            for split in ("train", *held):
+                _corpus(found, split)  # type: ignore[arg-type]
+            return found
+        except InputError:
+            continue
+    return content
+
+
+def _tables(content: Content, size: Size, model: Path | None) -> dict[str, Any]:
+    """The tables of a recipe, all but the number of steps."""
+    pairs, text = content.kind == "pairs", dict(content.text)
+    vocabulary = max((one for one in _VOCABULARIES if one <= content.repeated), default=0)
+    vocabulary = min(vocabulary, 16_000 if content.bytes > 6e7 else 8000 if content.bytes > 1e7 else 6000)
+    task = {"pairs": "translation", "labels": "classification", "numbers": "regression"}.get(content.kind)
+    length = next((one for one in (256, 512) if one >= content.longest / _bytes_per_token(vocabulary)), 512)
+    if task is not None and length > 256:
+        text["task"] = {"kind": task, "max_length": length}
+    elif task is not None and not pairs:
+        text["task"] = task
+    elif content.kind == "texts" and not content.fields:
+        text["documents"] = "file"
+    learned: dict[str, Any] = {"init": str(model)}
+    if model is None:
+        plain = "word" if is_music(content.named.train[0]) else "character"
+        text["tokenizer"] = {"kind": "bpe", "size": vocabulary} if vocabulary else {"kind": plain}
+        name = "transformer" if pairs else "gpt2" if content.kind == "texts" else "bert"
+        learned = {"name": name, "width": size.width, "depth": size.depth, "heads": size.heads, "dropout": size.dropout}
+    rate = 1e-4 if model is not None else 1e-3 if content.kind in ("pairs", "texts") and size.width < 512 else 5e-4
+    train: dict[str, Any] = {"batch_tokens": _batch_tokens(content, vocabulary), "learning_rate": rate}
+    train |= {} if pairs else {"label_smoothing": 0.0}
+    train |= {"best": "accuracy"} if content.kind == "labels" and "valid" in text else {}
+    return {"model": learned, "text": text, "train": train}
+
+
+def _rough_tokens(content: Content, vocabulary: int) -> int:
+    """The tokens of an epoch, from the bytes of the text."""
+    return int(content.bytes / _bytes_per_token(vocabulary)) + content.texts * (4 if content.kind == "pairs" else 2)
+
+
+def _bytes_per_token(vocabulary: int) -> float:
+    return 3.5 if vocabulary else 1.1
+
+
+def _batch_tokens(content: Content, vocabulary: int) -> int:
+    """The largest usual batch of which an epoch has enough."""
+    tokens = _rough_tokens(content, vocabulary) / _STEPS_PER_EPOCH
+    return next((size for size in (4096, 2048, 1024) if size <= tokens), 512)
+
+
+def _rough_pace(content: Content, tables: dict[str, Any]) -> Pace:
+    """An epoch as the bytes of the text suggest, on no machine: the same recipe for the same text everywhere."""
+    tokens = _rough_tokens(content, tables["text"].get("tokenizer", {}).get("size", 1))
+    return Pace(max(1, tokens // tables["train"]["batch_tokens"]), tokens)
+
+
+def measured_pace(recipe: Recipe, device: torch.device) -> Pace:
+    """Tokenize the text and train a throw-away network for some seconds, as `regard plan` does."""
+    setup = read_setup(recipe)
+    probe = Probe(setup.network, setup.samples, recipe.train, device)
+    epoch = first_epoch(probe.trainer.batches)
+    speed = max(probe.speeds(_SECONDS))  # other processes only slow it down
+    parameters = sum(parameter.numel() for parameter in probe.trainer.network.parameters())
+    return Pace(epoch.steps, epoch.tokens, speed, parameters)
+
+
+def _parsed(tables: dict[str, Any], file: Path) -> Recipe:
+    return parse_recipe(tables, name=file.stem, where="regard init")
+
+
+def _rounded(steps: int) -> int:
+    """Two digits: 4,382 -> 4,400."""
+    return int(float(f"{steps:.2g}")) if steps >= 100 else steps
+
+
+_NOUNS = {"pairs": "pairs", "labels": "texts with labels", "numbers": "texts with numbers", "texts": "texts"}
+
+
+def _described(content: Content) -> list[str]:
+    """What was found, one line each."""
+    names = ", ".join(content.named.train)
+    found = [f"{names}: {content.texts:,} {_NOUNS[content.kind]}, {content.bytes:,} bytes"]
+    if content.texts == 1 and content.kind == "texts":
+        found = [f"{names}: 1 text, {content.bytes:,} bytes"]
+    if content.table is not None and content.fields:
+        found.append(f"columns: {content.table.shown()}; read: {', '.join(content.fields)} (--fields chooses others)")
+    ends = content.kind == "texts" and content.table is None and content.texts < FEW
+    for split, share in content.held_out.items():
+        what = "to validate during training" if split == "valid" else "to test: regard evaluate"
+        how = f"{100 * share:g}% of each document" if ends else f"by content, {100 * share:g}% of the text"
+        found.append(f"held out: {how}, {what} (text.{split})")
+    if not content.held_out and not content.named.valid:
+        found.append("nothing is held out, so nothing is judged: there are too few different texts")
+    for split, files in (("valid", content.named.valid), ("test", content.named.test)):
+        found += [f"text.{split}: {', '.join(files)}"] if files else []
+    return found
+
+
+_COMMENTS = {
+    "model.name": "a function of regard.zoo; the other keys are its arguments",
+    "model.init": "the pretrained model, which keeps its tokenizer",
+    "model.dropout": "more for little text, less for much",
+    "text.fields": "columns: the text, then its target or label",
+    "text.valid": "validates during training; a number is a share of train, chosen by content",
+    "text.test": "what regard evaluate reads; never trained on",
+    "text.tokenizer": "character, byte, word, bpe, unigram, word_piece",
+    "text.documents": 'or "line", "paragraph": what is one text',
+    "text.task": "longer texts than max_length tokens are left out; see docs/pretraining.md",
+    "train.steps": "a run resumes where it stopped, so this can be raised later",
+    "train.batch_tokens": "padded tokens per step; if memory is short, raise accumulate rather than lower this",
+    "train.patience": "ends early after so many validations without improvement",
+    "train.average": "the last checkpoints are averaged at the end, if that validates better",
+}
+
+
+def _written(tables: dict[str, Any], content: Content, steps: int, said: Iterable[str]) -> str:
+    """The recipe as commented TOML."""
+    every = max(1, min(_rounded(max(10, steps // _VALIDATIONS)), 2000))
+    validated = "valid" in tables["text"]
+    train = {"steps": steps, **tables["train"]}
+    train["schedule"] = {"kind": "inverse_square_root", "warmup": max(1, _rounded(min(4000, steps // 10)))}
+    train |= {"save_every": every, "valid_every": every}
+    train |= {"patience": 5} if validated else {}
+    train |= {"average": 5} if validated and content.kind == "pairs" and steps >= 1000 else {}
+    lines = ["# Written by regard init. Train it with: regard train recipe.toml"]
+    lines += ["# Every key can also be set on the command line: --set train.steps=2000", *(f"# {one}" for one in said)]
+    for name, table in {**tables, "train": {**train, "seed": 1}}.items():
+        lines += ["", f"[{name}]"]
+        keys = [key for key in ("train", "valid", "test") if key in table] if name == "text" else []
+        width = max(map(len, table))
+        for key in [*keys, *(key for key in table if key not in keys)]:
+            comment = _COMMENTS.get(f"{name}.{key}")
+            lines.append(f"{key:{width}} = {toml_value(table[key])}" + (f"   # {comment}" if comment else ""))
+    if not validated:
+        lines.insert(lines.index("[train]") - 1, '# valid = "FILE"   # held out, to validate during training')
+    return "\n".join(lines) + "\n"
 
 
 def recipe_for_model(
@@ -91,48 +390,3 @@ def recipe_for_model(
             f'"{kind_of(lost[0])}" is a kind of regard\'s own (model). Give {lost[0].__name__} another: {kind}.'
         )
     return found
-
-
-def _labels(corpus: Corpus, *, tabbed: bool) -> str | None:
-    """The keys for a text with a label per line; None where the second column holds no labels.
-
-    The first line of a .tsv is a header if both its fields are names and its label occurs once.
-    """
-    rows = list(islice(zip(corpus.sources, corpus.targets or ()), _INSPECTED))
-    counts = Counter(label for _, label in rows)
-    if len(counts) > min(max(3, len(rows) // 20), len(rows) // 2) or not rows:
-        return None
-    task = 'task      = "classification"   # the second column is the label; see docs/pretraining.md'
-    names = [name.strip() for name in rows[0]]
-    headed = tabbed and counts[rows[0][1]] == 1 and len(counts) > 2 and all(name.isidentifier() for name in names)
-    return f"fields    = {toml_value(names)}\n{task}" if headed else task
-
-
-def _pattern(files: list[str]) -> str:
-    """data/train.de and data/train.en -> data/train.{de,en}."""
-    if any("{" in file for file in files):
-        raise InputError(f"{files[0]}: a name with braces means a pair of files in a recipe. Rename it.")
-    if len(files) == 1:
-        return files[0]
-    start = re.sub(r"[^./_-]*$", "", _common(*files))
-    rest = [file[len(start) :] for file in files]
-    end = _common(*(part[::-1] for part in rest))[::-1]
-    middles = [part[: len(part) - len(end)] for part in rest]
-    if not all(middles) or any("," in middle for middle in middles):
-        raise InputError(
-            f"{files[0]} and {files[1]} differ in more than an ending. Rename them like train.de, train.en."
-        )
-    return f"{start}{{{','.join(middles)}}}{end}"
-
-
-def _valid(pattern: str) -> str:
-    """A name for the validation text, like the training text's."""
-    if "train" in pattern:
-        return pattern.replace("train", "valid")
-    path = Path(pattern)
-    return str(path.with_name("valid" + "".join(path.suffixes)))
-
-
-def _common(one: str, other: str) -> str:
-    """The longest common prefix."""
-    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))

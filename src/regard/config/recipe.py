@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import inspect
+import re
 import sys
 import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +24,8 @@ import torch
 from regard.config import builtin_recipes
 from regard.data.corpora import Split
 from regard.data.read.cache import Cache
-from regard.data.read.corpus import Corpus, concatenate_corpora, embedded_corpus, read_corpus, with_prefix
+from regard.data.read.corpus import Corpus, concatenate_corpora, embedded_corpus, pair_paths, read_corpus, with_prefix
+from regard.data.read.split import HeldOut
 from regard.data.read.texts import Documents, ReadOptions, read_text
 from regard.data.tasks import Task
 from regard.data.tasks.translation import Translation
@@ -71,8 +74,8 @@ class Text:
     """The [text] table: files or an embedded corpus, its tokenizer, and the task that is trained on it."""
 
     train: str | tuple[str | Weighted, ...] | None = None
-    valid: str | tuple[str | Weighted, ...] | None = None
-    test: str | tuple[str | Weighted, ...] | None = None
+    valid: str | float | tuple[str | Weighted, ...] | None = None  # a number: this share of the training text
+    test: str | float | tuple[str | Weighted, ...] | None = None
     folder: str | None = None  # of the files above; None: the current directory
     corpus: str | None = None
     documents: Documents = "file"
@@ -88,27 +91,60 @@ class Text:
     def __post_init__(self) -> None:
         if (self.train is None) == (self.corpus is None):
             raise InputError('a text needs either train = "files" or corpus = "dates" (text).')
+        if self.held_out and self.corpus is not None:
+            raise InputError(f'"{self.corpus}" has splits of its own (text.valid, text.test). Leave them out.')
+        if self.corpus is not None and (unused := self._unused_by_corpus()):
+            raise InputError(f'"{self.corpus}" has texts of its own (text.{unused}). Leave it out.')
+        files = [named for named in (self.train, self.valid, self.test) if named and not isinstance(named, float)]
+        if self.fields is not None and all(isinstance(named, str) and pair_paths(named) for named in files):
+            raise InputError("two parallel files have no columns to choose (text.fields). Leave fields out.")
         if not 0 <= self.bpe_dropout < 1:
             raise InputError(f"bpe_dropout must be 0 or more and below 1, got {self.bpe_dropout} (text.bpe_dropout).")
         if not 0 <= self.transpose <= 12 or (self.transpose and self.corpus is not None):
             raise InputError(f"transpose is 0 to 12, and for files of music; got {self.transpose} (text.transpose).")
 
+    def _unused_by_corpus(self) -> str:
+        """The first key that an embedded corpus does not use, though it is set."""
+        keys = ("valid", "test", "folder", "documents", "fields", "bad_utf8", "control")
+        standard = {field.name: field.default for field in fields(self)}
+        return next((key for key in keys if getattr(self, key) != standard[key]), "")
+
     def read(self, split: Split, cache: Cache = Cache()) -> Corpus | None:  # noqa: B008 (frozen)
         """The corpus of a split ("train", "valid" or "test"); None when the recipe names none."""
         if self.corpus is not None:
             return embedded_corpus(self.corpus, split)
-        named = getattr(self, split)
-        if named is None:
+        named, held_out = getattr(self, split), self.held_out
+        if named is None or named == 0:
             return None
+        if isinstance(named, float):
+            named = self.train
+        elif split != "train":
+            held_out = HeldOut()
         reading = ReadOptions(self.documents, self.bad_utf8, self.control, self.fields)
         several = [named] if isinstance(named, str) else named
         members = [Weighted(one) if isinstance(one, str) else one for one in several]
         if not members or not all(one.path for one in members):
             raise InputError(f"text.{split} names no file (text.{split}). Name one.")
         keys = self.transpose if split == "train" else 0
-        corpora = [read_corpus(self.path_of(one.path), reading, cache, split=split, transpose=keys) for one in members]
-        found = [(with_prefix(corpus, one.prefix), one.weight) for corpus, one in zip(corpora, members)]
+        corpora = [
+            read_corpus(self.path_of(one.path), reading, cache, split=split, transpose=keys, held_out=held_out)
+            for one in members
+        ]
+        if held_out and not any(map(len, corpora)):
+            raise InputError(
+                f"no text is left for text.{split} of so few (text.valid, text.test). Use another share, or name files."
+            )
+        found = [
+            (with_prefix(corpus, one.prefix), one.weight if split == "train" or not held_out else float(one.weight > 0))
+            for corpus, one in zip(corpora, members)
+        ]
         return found[0][0] if len(found) == 1 and found[0][1] == 1 else concatenate_corpora(found)
+
+    @property
+    def held_out(self) -> HeldOut:
+        """The shares of the training text that validate and test."""
+        shares = {name: value for name in ("valid", "test") if isinstance(value := getattr(self, name), float)}
+        return HeldOut(**shares)
 
     def path_of(self, name: str) -> str:
         """The path of a file, inside `folder` if there is one."""
@@ -145,7 +181,7 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
     path, known = Path(recipe), builtin_recipes()
     if str(recipe) in known and not path.is_file():
         text, name = known[str(recipe)], str(recipe)
-    elif path.is_file():
+    elif path.is_file() or path.is_fifo():
         text, name = read_text(path), path.stem
     else:
         raise InputError(f'no recipe "{recipe}": no such file, and not built in. {suggest(str(recipe), known)}')
@@ -155,7 +191,27 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
         raise InputError(f"{recipe} is not TOML: {error}.") from None
     for setting in settings:
         override(tables, setting)
-    return parse_recipe(tables, name=name, where=str(recipe), parts=parts)
+    try:
+        return parse_recipe(tables, name=name, where=str(recipe), parts=parts)
+    except InputError as error:
+        with suppress(InputError):
+            parse_recipe(tomllib.loads(text), name=name, where=str(recipe), parts=parts)
+            # The recipe itself is right.
+            error.args = (_blame_settings(str(error), str(recipe), settings),)
+        raise
+
+
+def _blame_settings(message: str, where: str, settings: Sequence[str]) -> str:
+    """The message about a recipe, with the settings that concern the key it names in place of the file and the key."""
+    found = re.search(rf"\({re.escape(where)}(?:: ([\w.]+))?\)", message)
+    if found is None:
+        return message
+    place = (found[1] or "").split(".")
+    keys = {setting: setting.partition("=")[0].strip().split(".") for setting in settings}
+    near = [setting for setting, key in keys.items() if not found[1] or key[: len(place)] == place[: len(key)]]
+    what = message[: found.start()]
+    named = [setting for setting in near if any(f'"{key}"' in what for key in keys[setting])]
+    return message.replace(found[0], f"({', '.join(f'--set {setting}' for setting in named or near or settings)})")
 
 
 def parse_recipe(tables: dict[str, Any], *, name: str, where: str, parts: Sequence[type] = ()) -> Recipe:

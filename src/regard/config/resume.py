@@ -28,8 +28,6 @@ def resume_facts(
 ) -> dict[str, Any]:
     """The facts that a checkpoint stores; all but `machine` must be equal for a run to resume."""
     settings = {key: value for key, value in to_dict(recipe.train).items() if key not in FREE}
-    if recipe.train.schedule.needs_total_steps:
-        settings["steps"] = recipe.train.steps
     return {
         "train": settings,
         "model": to_dict(recipe.model),
@@ -64,6 +62,7 @@ def check_resume(
         what = f"text.{name}" if corpus is None else ", ".join(corpus.names)
         raise messages.CHANGED_TEXT(path=what, folder=folder, key=f"text.{name}")
     saved = {**saved, "text": {**saved["text"], **{name: now["text"][name] for name in corpora}}}
+    saved["train"] = {key: value for key, value in saved["train"].items() if key not in FREE}
     saved["model"] = with_defaults(Model, saved.get("model"), parts)
     saved["text"]["task"] = with_defaults(Task, saved["text"].get("task"), parts)
     tokenizer = saved["text"].get("tokenizer", {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,13 +15,13 @@ from regard.data.read.corpus import Corpus
 from regard.decode.alignment import cross_attention_heads
 from regard.errors import InputError
 from regard.models.device import choose_device
-from regard.models.model import Model
+from regard.models.model import Model, Network
 from regard.schema import require_parts
 from regard.store.checkpoint import Checkpoint, checkpoints_folder, newest_step
 from regard.store.folder import read_folder, write_generation_config
 from regard.training.distributed import join_processes
 from regard.training.lock import folder_lock
-from regard.training.log import Quiet, Watcher
+from regard.training.log import Quiet, Watcher, watcher
 from regard.training.loop import Run
 
 _ALIGNED = 200  # validation pairs by which alignment heads are chosen
@@ -35,20 +36,23 @@ def train(
     steps: int | None = None,
     settings: Sequence[str] = (),
     device: str = "auto",
-    watcher: Watcher | None = None,
+    progress: bool | Watcher = True,
     new_data: bool = False,
 ) -> LoadedModel:
     """Train a recipe or a Model value, or resume the run in `out` (with other text, if `new_data`); -> the model.
 
     A Model value needs `text`, a file or a pair of files; every key of the recipe that is not set is as `regard init`
-    writes it. `parts` are classes of the caller's own that the recipe or the model consists of.
+    writes it. `parts` are classes of the caller's own that the recipe or the model consists of. `progress` is shown as
+    a bar on a terminal, in the cell of a notebook, or as lines on standard error; False turns it off.
     """
     parts = require_parts(parts)
+    if isinstance(settings, str):
+        raise InputError(f'settings takes a list: settings=["{settings}"] (settings).')
     settings = [*settings, *([] if steps is None else [f"train.steps={steps}"])]
     parsed = _recipe_of(recipe, text, settings, parts)
     folder = Path(out) if out is not None else Path("runs") / parsed.name
     with join_processes(choose_device(device), parsed.train.timeout) as world:
-        watching = watcher if watcher is not None and world.first else Quiet()
+        watching = Quiet() if not progress or not world.first else watcher(sys.stderr) if progress is True else progress
         with folder_lock(folder) if world.first else nullcontext():
             require_own(folder)
             step = int(world.on_rank_zero(lambda: newest_step(checkpoints_folder(folder), watching.note)))
@@ -65,6 +69,13 @@ def _recipe_of(
     settings: Sequence[str],
     parts: Sequence[type],
 ) -> Recipe:
+    if isinstance(recipe, Network):
+        raise InputError("regard.train takes the description of a model, not a network (recipe). Give "
+                         "network.description; its weights are trained from scratch.")  # fmt: skip
+    if not isinstance(recipe, Model | str | Path):
+        called = getattr(recipe, "__name__", None)
+        what = f"{called} is a function: call it, as in zoo.{called}()" if called else f"got {type(recipe).__name__}"
+        raise InputError(f"regard.train takes a recipe or a model (recipe); {what}.")
     if not isinstance(recipe, Model):
         if text is not None:
             raise InputError('a recipe names its own text (text=). Use settings=["text.train=..."].')
@@ -87,4 +98,4 @@ def trained_model(folder: Path, valid: Corpus | None, device: str, parts: Sequen
 def require_own(folder: Path) -> None:
     """Refuse to overwrite a model that is not the result of a run in this folder."""
     if (folder / "model.safetensors").exists() and not checkpoints_folder(folder).exists():
-        raise InputError(f"{folder} holds a model but no checkpoints to resume from. Choose another --out.")
+        raise InputError(f"{folder} holds a model but no checkpoints to resume from. Choose another folder.")

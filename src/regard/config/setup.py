@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from regard import messages
-from regard.config.recipe import FineTuning, Recipe, read_recipe
+from regard.config.fit import require_fit
+from regard.config.recipe import FineTuning, Recipe, read_model, read_recipe
 from regard.config.resume import check_resume, resume_facts, with_defaults
 from regard.data.read.cache import Cache, default_cache
 from regard.data.read.corpus import Corpus
@@ -33,7 +34,7 @@ from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import Saved, TokenizerKind, train_tokenizers
 from regard.decode.inputs import capabilities, check_length
-from regard.errors import InputError
+from regard.errors import InputError, RegardError
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation
 from regard.models.model import AnyReadout, Model, Network
@@ -44,10 +45,12 @@ from regard.store.checkpoint import Checkpoint
 from regard.store.files import read_json, write_file
 from regard.store.folder import read_description, read_folder, read_tokenizers, write_description
 from regard.store.loading import TRAINED_LENGTH, Loaded
+from regard.store.manifest import write_model_files
 from regard.training.distributed import World
 from regard.training.log import Watcher
 from regard.training.loop import Job
 from regard.training.memory import largest_batch
+from regard.training.settings import Training
 from regard.training.validate import require_metric
 from regard.version import __version__
 
@@ -153,6 +156,14 @@ class Setup:
         samples = self.task.samples(corpus, self.tokenizers, self.cache, bpe_dropout=bpe_dropout)
         return with_characters(samples, self.tokenizers[0], self.model.embed.characters, self.cache)
 
+    def resized(self, key: str, value: int) -> Model:
+        """The model with another argument of its zoo function, such as its width."""
+        table = {**self.recipe.tables.get("model", {}), key: value}
+        model = read_model({"model": table}, where="model", parts=self.recipe.parts)
+        if isinstance(model, FineTuning):
+            raise InputError("a pretrained model keeps its size (model.init).")
+        return with_readout_for(model, self.task)
+
     def network(self) -> Network:
         """Build the network with its initial weights, which depend on the seed alone, or with pretrained ones."""
         torch.manual_seed(self.recipe.train.seed)
@@ -168,6 +179,8 @@ def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Pa
     cache, table = default_cache(), recipe.model if isinstance(recipe.model, FineTuning) else None
     corpus = recipe.text.read("train", cache)
     assert corpus is not None
+    if not any(text.strip() for text in corpus.sources):
+        raise InputError(f"{', '.join(corpus.names)} holds only blank lines (text.train). Name a file that holds text.")
     valid = recipe.text.read("valid", cache)
     pretrained = read_pretrained(table, recipe.parts) if table is not None and resumed is None else None
     vocabularies = None
@@ -180,6 +193,11 @@ def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Pa
     sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)
     task = (recipe.text.task or default_task(model, corpus, sentinels, name, where=where)).with_labels_from(corpus)
     require_shape(model, task, name, where=where)
+    if table is None and model.auxiliary is not None and not getattr(task, "next_sentence", False):
+        raise InputError(
+            f'"{name}" has a readout for the next sentence, which this task does not train (model.next_sentence). '
+            'Use text.task = { kind = "masked_lm", next_sentence = true }, or leave it out.'
+        )
     tokenizers = tokenizers or train_tokenizers(recipe.text.tokenizer, task.tokenizer_text(corpus), cache)
     model = with_readout_for(model, task, None if table is None else table.pool)
     if vocabularies is None:
@@ -214,7 +232,8 @@ def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str, *, wh
             f'{corpus.names[0]} has one side, but "{name}" is trained on pairs ({where}). {other}, '
             "or span corruption: text.tokenizer.sentinels = 100."
         )
-    task: LanguageModel | SpanCorruption | BidirectionalLM | MaskedLM = MaskedLM()
+    auxiliary = isinstance(model.auxiliary, Label)
+    task: LanguageModel | SpanCorruption | BidirectionalLM | MaskedLM = MaskedLM(next_sentence=auxiliary)
     if model.shape != "encoder":
         task = LanguageModel() if model.shape == "decoder" else SpanCorruption()
     elif model.readout.directions == BidirectionalLM.directions:
@@ -273,6 +292,7 @@ def prepare(
     """Set up a run, check that it can resume from its checkpoint, and write the folder's description."""
     saved = None if checkpoint is None else checkpoint.state()["resume_facts"]
     setup = read_setup(recipe, kept_tokenizers(recipe, folder, saved), folder if checkpoint else None)
+    require_fit(setup, world)
     recipe = with_batch_size(setup, folder, world, watcher, saved)
     corpus, valid, tokenizers, task = setup.corpus, setup.valid, setup.tokenizers, setup.task
     facts = resume_facts(recipe, corpus, valid, tokenizers, task, world)
@@ -281,13 +301,15 @@ def prepare(
         texts = {"train": corpus, "valid": valid}
         changed = check_resume(saved, facts, folder, texts, watcher, recipe.parts, new_data=new_data)
     aligned = task.aligned and recipe.text.alignment == "checked"
-    report = report_on(corpus, setup.samples, valid, setup.cache, aligned=aligned)
+    report = report_on(corpus, setup.samples, held_out_texts(setup, watcher), setup.cache, aligned=aligned)
     network = setup.network()
     if valid is not None:
         require_metric(recipe.train.best, network.description, pairs=valid.targets is not None)
+    else:
+        require_validation(recipe.train)
     verb = capabilities(network.description, tokenizers[0])[0]
     if world.first:
-        write_file(folder / "recipe.toml", to_toml(recipe.tables).encode())
+        write_model_files(folder, {"recipe.toml": to_toml(recipe.tables).encode()})
         write_report(folder, report, setup, watcher)
         write_description(
             folder, network, tokenizers, task=verb,
@@ -298,6 +320,27 @@ def prepare(
         network, tokenizers, setup.samples, None if valid is None else (valid, setup.samples_of(valid)), recipe.train,
         facts, card=lambda results: model_card(recipe, network, verb, results), start=checkpoint, changed=changed,
     )  # fmt: skip
+
+
+def held_out_texts(setup: Setup, watcher: Watcher) -> dict[str, Corpus]:
+    """The validation and test text, to look for them in the training text; built-in corpora have no overlap to test."""
+    found = {} if setup.valid is None else {"valid": setup.valid}
+    text = setup.recipe.text
+    if text.corpus is None and text.test is not None and text.test != "-":
+        try:
+            test = text.read("test", setup.cache)
+            found |= {} if test is None else {"test": test}
+        except RegardError as error:
+            watcher.note(f"warning: the test text cannot be read: {error}")
+    return found
+
+
+def require_validation(settings: Training) -> None:
+    """Refuse settings that only a validation can use."""
+    for key, used in {"patience": settings.patience is not None, "best": settings.best != "loss"}.items():
+        if used:
+            raise InputError(f"nothing is validated (train.{key}). Name a text to validate on (text.valid), or leave "
+                             "it out.")  # fmt: skip
 
 
 def kept_tokenizers(recipe: Recipe, folder: Path, saved: Mapping[str, Any] | None) -> Tokenizers | None:
@@ -341,8 +384,7 @@ def trained_length(setup: Setup, resumed: Path | None) -> int:
 def write_report(folder: Path, report: DataReport, setup: Setup, watcher: Watcher) -> None:
     """Write the report on the data: data.txt, data.html and left-out.tsv; pass its warnings on."""
     listed = folder / "left-out.tsv"
-    valid, left = setup.valid, setup.samples.left_out
-    warnings = report.warnings(valid="valid" if valid is None else valid.names[0], listed=str(listed))
+    left, warnings = setup.samples.left_out, report.warnings(listed=str(listed))
     rows = zip(left.index[:_LISTED].tolist(), left.reason[:_LISTED].tolist())
     lines = (f"{setup.corpus.where([index])}\t{left.reasons[reason]}\n" for index, reason in rows)
     write_file(listed, "".join(lines).encode())

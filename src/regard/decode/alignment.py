@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.data.tokenize.encode import Template
 from regard.data.tokenize.tokenizer import EncodedText, Tokenizer, word_ids, word_offsets
-from regard.decode.generate import GeneratedText, Request, batch_requests, cut_at_stop, encode_sources
-from regard.decode.inputs import Tokens, check_length, pad
+from regard.decode.generate import QUIET, GeneratedText, Progress, Request, batch_requests, cut_at_stop, encode_sources
+from regard.decode.inputs import Tokens, check_length, pad, text_template
 from regard.errors import InputError
 from regard.layers.contract import Context
 from regard.layers.record import Record
@@ -40,22 +41,26 @@ def cross_attention_heads(network: Network) -> list[Head]:
 
 
 def cross_attention_weights(
-    network: Network, bos: int, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], heads: Sequence[Head]
+    network: Network,
+    special: tuple[Template, int],
+    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    heads: Sequence[Head],
 ) -> Iterator[tuple[int, Tensor]]:
     """The index of each (source, target) pair and its cross-attention weights: heads x target x source tokens.
 
-    Row t belongs to the query that predicts target token t: the one at the token before it. A source ends with EOS,
-    which is attended to but has no column.
+    Row t belongs to the query that predicts target token t: the one at the token before it. `special` are the source's
+    template, whose tokens are attended to but have no column, and the target's BOS.
     """
-    requests = [Request((bos, *target[:-1]), tuple(source), 0) for source, target in pairs]
+    (template, bos), first = special, len(special[0].prefix)
+    requests = [Request((bos, *target[:-1]), template.row(source), 0) for source, target in pairs]
     layers = {layer for layer, _ in heads}
-    for indices in batch_requests(requests, _BATCH_TOKENS):
+    for indices in batch_requests(network, requests, _BATCH_TOKENS):
         record = Record(lambda name: _is_cross(name) and _layer_index(name) in layers)
         found = _record_layers(network, [requests[index] for index in indices], record)
         weights = torch.stack([found[layer][:, head] for layer, head in heads], dim=1).float().cpu()
         for row, index in enumerate(indices):
             source, target = pairs[index]
-            yield index, weights[row, :, : len(target), : len(source) - 1]
+            yield index, weights[row, :, : len(target), first : first + len(source)]
 
 
 @torch.inference_mode()
@@ -116,7 +121,7 @@ class Aligner:
     tokenizers: tuple[Tokenizer, Tokenizer]
     heads: Sequence[Head]
 
-    def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
+    def align(self, sources: Sequence[str], targets: Sequence[str], progress: Progress = QUIET) -> list[Links]:
         """The alignments of given pairs."""
         encoded = [tuple(map(Tokenizer.encode_with_offsets, self.tokenizers, pair)) for pair in zip(sources, targets)]
         for index, (source, target) in enumerate(encoded):
@@ -126,6 +131,7 @@ class Aligner:
             source, target = encoded[index]
             words = word_ids(targets[index], target.offsets), word_ids(sources[index], source.offsets)
             found[index] = extract_links(weights, *words)
+            progress(1)
         return found
 
     def annotate(
@@ -137,6 +143,7 @@ class Aligner:
         stop: tuple[str, ...] = (),
         alignment: bool = True,
         replace_unknown: bool = False,
+        progress: Progress = QUIET,
     ) -> list[list[GeneratedText]]:
         """The translations of texts with their alignment, or with unknown words replaced, or with both."""
         target = self.tokenizers[1]
@@ -160,6 +167,7 @@ class Aligner:
                 words = word_ids(translation.text, offsets), word_ids(source, encoded[index].offsets)
                 translation = replace(translation, alignment=tuple(extract_links(weights, *words)))
             results[index][rank] = translation
+            progress(len(texts) / len(rows))
         return results
 
     def replacements(
@@ -183,8 +191,9 @@ class Aligner:
     def weights(self, sources: Sequence[EncodedText], targets: Tokens) -> Iterator[tuple[int, Tensor]]:
         """The index of each pair and its weights, target tokens by source tokens."""
         source_tokenizer, target_tokenizer = self.tokenizers
-        pairs = [((*source.ids, source_tokenizer.eos), target) for source, target in zip(sources, targets)]
-        for index, heads in cross_attention_weights(self.network, target_tokenizer.bos, pairs, self.heads):
+        pairs = [(source.ids, target) for source, target in zip(sources, targets)]
+        template = text_template(self.network, source_tokenizer)
+        for index, heads in cross_attention_weights(self.network, (template, target_tokenizer.bos), pairs, self.heads):
             yield index, heads.mean(dim=0)
 
 
@@ -194,6 +203,7 @@ def choose_heads(
     sources: Sequence[str],
     targets: Sequence[str],
     gold: Sequence[Links] | None = None,
+    progress: Progress = QUIET,
 ) -> list[Head]:
     """The alignment heads: the head, the heads of one layer, or all heads, that align these pairs best.
 
@@ -207,17 +217,19 @@ def choose_heads(
     indices = [index for index, pair in enumerate(encoded) if all(0 < len(side.ids) < longest for side in pair)]
     if len(choices) < 2 or not indices:
         return heads
-    pairs = [((*encoded[index][0].ids, tokenizers[0].eos), encoded[index][1].ids) for index in indices]
+    pairs = [(encoded[index][0].ids, encoded[index][1].ids) for index in indices]
+    special = text_template(network, tokenizers[0]), tokenizers[1].bos
     averages = torch.tensor([[float(head in choice) / len(choice) for head in heads] for choice in choices])
     by_word: list[dict[int, Links]] = [{} for _ in choices]
     by_token: list[dict[int, Links]] = [{} for _ in choices]
-    for pair, weights in cross_attention_weights(network, tokenizers[1].bos, pairs, heads):
+    for pair, weights in cross_attention_weights(network, special, pairs, heads):
         index = indices[pair]
         texts = sources[index], targets[index]
         source_words, target_words = (word_ids(text, side.offsets) for text, side in zip(texts, encoded[index]))
         for choice, mean in enumerate(torch.einsum("ch,hts->cts", averages, weights)):
             by_word[choice][index] = extract_links(mean, target_words, source_words)
             by_token[choice][index] = extract_links(mean, _token_units(target_words), _token_units(source_words))
+        progress(1)
     if gold is not None:
         known = [gold[index] for index in indices]
         scores = [-alignment_error_rate([links[index] for index in indices], known) for links in by_word]

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
 from regard.decode.generate import QUIET, Progress
-from regard.decode.inputs import batched_inputs
+from regard.decode.inputs import batched_inputs, text_template
 from regard.errors import InputError
-from regard.models.model import Network
-from regard.models.readouts import Label, Tags
+from regard.models.model import AnyReadout, Model, Network
+from regard.models.readouts import NEXT_SENTENCE, Label, Tags
 
 NO_TAG = "_"  # of a word without a token, such as a control character that the tokenizer removes
 
@@ -54,7 +54,9 @@ def classify(
     network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress = QUIET
 ) -> list[Prediction]:
     """The prediction for each text or pair of texts."""
-    readout = network.description.readout
+    readout = predicted_readout(network.description)
+    if predicts_next_sentence(network.description) and any(isinstance(text, str) for text in texts):
+        raise InputError("this model tells whether one text follows another (regard classify). Give pairs of texts.")
     if readout.outputs == "labels" and readout.tokenwise:
         return list(_predict_tags(network, tokenizer, texts, progress))
     found: dict[int, Prediction] = {}
@@ -66,9 +68,21 @@ def classify(
     return [found[index] for index in range(len(texts))]
 
 
+def predicted_readout(model: Model) -> AnyReadout:
+    """The readout that classifies: of a model that predicts tokens, the auxiliary one (BERT's next sentence)."""
+    auxiliary = model.auxiliary
+    return auxiliary if model.readout.outputs == "tokens" and auxiliary is not None else model.readout
+
+
+def predicts_next_sentence(model: Model) -> bool:
+    """Whether it tells if one text follows another, so that it reads pairs."""
+    readout = predicted_readout(model)
+    return isinstance(readout, Label) and readout.labels == NEXT_SENTENCE
+
+
 def label_names(network: Network) -> tuple[str, ...]:
     """The labels that a model predicts; none for regression."""
-    readout = network.description.readout
+    readout = predicted_readout(network.description)
     return readout.labels if isinstance(readout, Label | Tags) else ()
 
 
@@ -85,6 +99,7 @@ def _predict_tags(
     if len(single) < len(texts):
         raise InputError("this model tags the words of one text, not of two (regard classify). Leave out --pairs.")
     predicted: dict[int, list[int]] = {}
+    start = len(text_template(network, tokenizer).prefix)
     for indices, outputs in _outputs(network, tokenizer, texts, progress):
         predicted |= dict(zip(indices, outputs.argmax(-1).tolist()))
     for index, text in enumerate(single):
@@ -92,7 +107,7 @@ def _predict_tags(
         first_token = {word: token for token, word in reversed(list(enumerate(token_words)))}
         words = [text[start:end] for start, end in word_offsets(text)]
         tags = [
-            labels[predicted[index][first_token[word] + 1]] if word in first_token else NO_TAG  # + 1: BOS
+            labels[predicted[index][start + first_token[word]]] if word in first_token else NO_TAG
             for word in range(len(words))
         ]
         yield TagPrediction(tuple(zip(words, tags)))
@@ -108,7 +123,9 @@ def _outputs(
         raise InputError("some are texts and some are pairs of texts. Give one or the other.")
     parts = [[text] if isinstance(text, str) else list(text) for text in texts]
     segments = [tokenizer.encode_batch([part[segment] for part in parts]) for segment in range(2 if paired else 1)]
+    main = predicted_readout(network.description) is network.description.readout
+    readout = network.readout if main or network.auxiliary is None else network.auxiliary
     for indices, inputs in batched_inputs(network, tokenizer, segments, texts=["\t".join(part) for part in parts]):
         states = network.hidden_states(**inputs)  # type: ignore[arg-type]
-        yield indices, network.readout(states, inputs.get("padding")).float().cpu()
+        yield indices, readout(states, inputs.get("padding")).float().cpu()
         progress(len(indices))

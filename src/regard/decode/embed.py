@@ -13,10 +13,10 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress
-from regard.decode.inputs import add_special_tokens, batched_inputs
+from regard.decode.inputs import batched_inputs, text_template, token_names
 from regard.errors import InputError, suggest
-from regard.layers.contract import Context
-from regard.models.model import Network
+from regard.layers.contract import CarriedMemory, Context
+from regard.models.model import CARRIES_NOTHING, Network
 from regard.models.readouts import First, Last, Max, Mean, Pool
 
 Vectors = NDArray[np.float32]
@@ -39,17 +39,20 @@ def embed(
     layer: Layer = None,
     normalised: bool = False,
     max_length: int | None = None,
+    stateful: bool = False,
     progress: Progress = QUIET,
 ) -> Vectors:
     """One vector per text, by `pool`; by default the model's readout, if it outputs vectors, else the mean of tokens.
 
-    Texts longer than `max_length` tokens are truncated.
+    Texts longer than `max_length` tokens are truncated. `stateful`: texts are read one after the other, each from the
+    recurrent state after the one before, as the published ELMo does.
     """
     if pool is not None and pool not in POOLS:
         raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, POOLS)}')
     found = np.zeros((len(texts), network.description.vector_width), dtype=np.float32)
     encoded = _encode(network, tokenizer, texts, max_length)
-    for indices, states, padding in _hidden_states(network, tokenizer, texts, encoded, layer, progress):
+    batches = _hidden_states(network, tokenizer, texts, encoded, layer, progress, stateful=stateful)
+    for indices, states, padding in batches:
         if pool is None and network.description.readout.outputs == "vectors":
             vectors: Tensor = network.readout(states, padding)
         else:
@@ -68,16 +71,17 @@ def embed_tokens(
     layer: Layer = None,
     normalised: bool = False,
     max_length: int | None = None,
+    stateful: bool = False,
     progress: Progress = QUIET,
 ) -> list[TokenVectors]:
     """The tokens of each text, special tokens included, with one vector per token."""
     encoded = _encode(network, tokenizer, texts, max_length)
-    rows = [add_special_tokens(network, tokenizer, ids) for ids in encoded]
+    names = [token_names(network, tokenizer, *pair) for pair in zip(encoded, texts)]
     found: list[TokenVectors] = [([], np.zeros((0, 0), dtype=np.float32))] * len(texts)
-    for indices, states, _ in _hidden_states(network, tokenizer, texts, encoded, layer, progress):
+    for indices, states, _ in _hidden_states(network, tokenizer, texts, encoded, layer, progress, stateful=stateful):
         vectors = F.normalize(states.float(), dim=-1) if normalised else states.float()
         for index, row in zip(indices, vectors.cpu().numpy()):
-            found[index] = tokenizer.token_texts(rows[index]), row[: len(rows[index])].copy()
+            found[index] = names[index], row[: len(names[index])].copy()
     return found
 
 
@@ -86,24 +90,39 @@ def _encode(network: Network, tokenizer: Tokenizer, texts: Sequence[str], max_le
     encoded = tokenizer.encode_batch(texts)
     if max_length is None:
         return encoded
-    most = max(0, max_length - len(add_special_tokens(network, tokenizer, [])))
+    most = max(0, max_length - text_template(network, tokenizer).num_special_tokens(1))
     return [ids[:most] for ids in encoded]
 
 
 def _hidden_states(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], encoded: list[list[int]], layer: Layer,
-    progress: Progress,
+    progress: Progress, *, stateful: bool,
 ) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:  # fmt: skip
     """Batches of texts: their indices, a layer's hidden states BTD, and the padding."""
-    for indices, inputs in batched_inputs(network, tokenizer, [encoded], texts=texts):
+    carried = CarriedMemory() if stateful else None
+    if stateful and network.shape != "encoder" and not network.description.constant_memory:
+        raise InputError(CARRIES_NOTHING)
+    for indices, inputs in _batches(network, tokenizer, texts, encoded, one_by_one=stateful):
         all_layers: list[Tensor] | None = None if layer is None else []
         padding = inputs.get("padding")
         if network.shape == "encoder-decoder":
             last = network.encode_source(inputs["ids"], context=Context(padding=padding, all_layers=all_layers)).states
         else:
-            last = network.hidden_states(inputs["ids"], padding=padding, all_layers=all_layers)
+            last = network.hidden_states(inputs["ids"], padding=padding, all_layers=all_layers, carried=carried)
         yield indices, last if all_layers is None else _select_layer(all_layers, layer), padding
         progress(len(indices))
+
+
+def _batches(
+    network: Network, tokenizer: Tokenizer, texts: Sequence[str], encoded: list[list[int]], *, one_by_one: bool
+) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
+    """The network's inputs for batches of texts of similar length, or for one text after the other."""
+    if not one_by_one:
+        yield from batched_inputs(network, tokenizer, [encoded], texts=texts)
+        return
+    for index, (ids, text) in enumerate(zip(encoded, texts)):
+        for _, inputs in batched_inputs(network, tokenizer, [[ids]], texts=[text]):
+            yield [index], inputs
 
 
 def _select_layer(all_layers: Sequence[Tensor], layer: Layer) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from regard.data.tasks.masked_lm import ordinary_tokens
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress, Request, generate_tokens, translation_request
-from regard.decode.inputs import batched_inputs, check_length
+from regard.decode.inputs import add_special_tokens, batched_inputs, check_length
 from regard.decode.options import Options
 from regard.decode.score import forced_log_probabilities
 from regard.errors import InputError
@@ -97,9 +97,10 @@ class Masks:
     def _mask_tokenizer(self) -> Tokenizer:
         """The tokenizer with masks as ordinary added tokens, so that it finds them in a text."""
         plain = json.loads(self.tokenizer.to_json())
+        takes_space = self._words_include_space if len(self.names) > 1 else self.tokenizer.mask_takes_space
         for token in plain["added_tokens"]:
             if token["content"] in self.names:
-                lstrip = token["lstrip"] or self._words_include_space
+                lstrip = token["lstrip"] or takes_space
                 token |= {"special": False, "normalized": False, "lstrip": lstrip}
         return Tokenizer.from_json(json.dumps(plain), self.tokenizer.special_tokens)
 
@@ -157,7 +158,7 @@ def fill_spans(
     sentinels = dict(zip(masks.names, target.sentinels))
     requests = []
     for index, (parts, names) in enumerate(split):
-        source_ids = (*masks.encode(parts, names), source.eos)
+        source_ids = add_special_tokens(network, source, masks.encode(parts, names))
         check_length(network, len(source_ids), f"text {index + 1:,}")
         # The target starts with the first mask's sentinel.
         requests.append(translation_request(network, target, source_ids, options, prefix=[sentinels[names[0]]]))
@@ -213,4 +214,5 @@ def _parse_spans(tokenizer: Tokenizer, target: Sequence[int], values: Sequence[f
 def _require_masks(split: Sequence[tuple[list[str], list[str]]], name: str) -> None:
     for index, (_, masks) in enumerate(split):
         if not masks:
-            raise InputError(f"text {index + 1:,} has no mask to fill. Write {name} or [MASK] where a word is missing.")
+            names = " or ".join(dict.fromkeys((name, "[MASK]")))
+            raise InputError(f"text {index + 1:,} has no mask to fill. Write {names} where a word is missing.")

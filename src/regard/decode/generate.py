@@ -8,9 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.inputs import BATCH_TOKENS, batch_by_length, check_length, clamp_max_tokens, pad, prompt_ids
+from regard.decode.inputs import (
+    BATCH_TOKENS,
+    add_special_tokens,
+    batch_by_length,
+    check_length,
+    clamp_max_tokens,
+    pad,
+    text_template,
+)
 from regard.decode.options import Options
-from regard.decode.search import Hypothesis, StepCallback, search
+from regard.decode.search import NO_EOS, Hypothesis, StepCallback, search
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Source
 from regard.models.model import Network
@@ -61,10 +69,13 @@ def translate(
     prefixes: Sequence[str] | None = None,
     progress: Progress = QUIET,
     first_line: int = 1,
+    trained_length: int | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[list[GeneratedText]]:
     """The n-best translations of each text, each starting with its target prefix, if there is one.
 
-    `first_line` is the line number of the first text, for error messages.
+    `first_line` is the line number of the first text, for messages. A text above `trained_length` tokens gets a `note`,
+    and a translation as long as one of a text that long may have.
     """
     source, target = tokenizers
     prefixes = [""] * len(texts) if prefixes is None else prefixes
@@ -72,21 +83,33 @@ def translate(
         raise InputError(f"{len(texts):,} texts and {len(prefixes):,} prefixes: give one prefix per text.")
     requests = []
     for index, (ids, prefix) in enumerate(zip(source.encode_batch(texts), target.encode_batch(prefixes))):
-        source_ids = (*ids, source.eos)
+        source_ids = add_special_tokens(network, source, ids)
         check_length(network, len(source_ids), f"line {first_line + index:,}")
         request = translation_request(network, target, source_ids, options, prefix=prefix)
-        requests.append(replace(request, seed=options.seed + index))
+        if trained_length is not None and len(source_ids) > trained_length:
+            note(
+                f"line {first_line + index:,} has {len(source_ids):,} tokens, and this model was trained on at most "
+                f"{trained_length:,}; its translation may be poor and cut short. Split it into sentences, one per line."
+            )
+            if options.max_tokens is None:
+                request = replace(request, max_tokens=min(request.max_tokens, _most_tokens(trained_length)))
+        # An empty source has an empty translation.
+        requests.append(replace(request, seed=options.seed + index, max_tokens=request.max_tokens if ids else 0))
     return generate_texts(network, target, requests, options, progress)
 
 
 def translation_request(
     network: Network, target: Tokenizer, source_ids: tuple[int, ...], options: Options, *, prefix: Sequence[int] = ()
 ) -> Request:
-    """The request to translate a source, EOS included."""
-    max_tokens = options.max_tokens if options.max_tokens is not None else 2 * len(source_ids) + 50
-    # An empty source has an empty translation.
-    max_tokens = clamp_max_tokens(network, max_tokens, len(prefix) + 1) if len(source_ids) > 1 else 0
+    """The request to translate a source, special tokens included."""
+    max_tokens = options.max_tokens if options.max_tokens is not None else _most_tokens(len(source_ids))
+    max_tokens = clamp_max_tokens(network, max_tokens, len(prefix) + 1)
     return Request((target.bos, *prefix), source_ids, max_tokens, options.seed)
+
+
+def _most_tokens(source: int) -> int:
+    """The maximum length of the translation of a source of so many tokens."""
+    return 2 * source + 50
 
 
 def continue_prompts(
@@ -98,12 +121,12 @@ def continue_prompts(
 
 def prompt_requests(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], options: Options) -> list[Request]:
     """The requests to continue these prompts."""
-    requests = []
+    requests, start = [], len(text_template(network, tokenizer).prefix)
     for index, ids in enumerate(tokenizer.encode_batch(prompts)):
-        prompt = prompt_ids(tokenizer, ids)
+        prompt = add_special_tokens(network, tokenizer, ids)
         check_length(network, len(prompt), f"prompt {index + 1:,}")
         max_tokens = clamp_max_tokens(network, 200 if options.max_tokens is None else options.max_tokens, len(prompt))
-        requests.append(Request(prompt, None, max_tokens, options.seed + index, len(prompt) - len(ids)))
+        requests.append(Request(prompt, None, max_tokens, options.seed + index, start))
     return requests
 
 
@@ -128,8 +151,8 @@ def generate_texts(
     strides = range(0, samples * _SEED_STRIDE, _SEED_STRIDE)
     repeated = [replace(request, seed=request.seed + stride) for stride in strides for request in requests]
     found = generate_tokens(
-        network, repeated, options, eos=tokenizer.eos, progress=progress, on_step=on_step, ablation=ablation,
-        stopping_criterion=holds_stop_string if options.stop else None,
+        network, repeated, options, eos=tokenizer.eos if tokenizer.has_eos else NO_EOS, progress=progress,
+        on_step=on_step, ablation=ablation, stopping_criterion=holds_stop_string if options.stop else None,
     )  # fmt: skip
     generated = []
     for index, request in enumerate(requests):
@@ -163,7 +186,7 @@ def generate_tokens(
     """The n-best hypotheses of each request; `on_step` is called at each step, `ablation` switches heads off."""
     results: list[list[Hypothesis]] = [[] for _ in requests]
     with torch.inference_mode():
-        for indices in batch_requests(requests, BATCH_TOKENS // options.beam):
+        for indices in batch_requests(network, requests, BATCH_TOKENS // options.beam):
             batch = [requests[index] for index in indices]
             found = search(
                 network, [request.prompt for request in batch], options, eos=eos,
@@ -187,6 +210,6 @@ def encode_sources(
     return network.encode_source(ids, context=Context(padding=padding, ablation=ablation))
 
 
-def batch_requests(requests: Sequence[Request], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+def batch_requests(network: Network, requests: Sequence[Request], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
     """Indices of requests, longest first, in batches of at most this many tokens."""
-    return batch_by_length([request.length for request in requests], tokens)
+    return batch_by_length(network, [request.length for request in requests], tokens)

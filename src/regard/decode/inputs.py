@@ -14,6 +14,7 @@ from regard.data.tokenize.encode import Template, padding_mask, token_rows
 from regard.data.tokenize.tokenizer import SPECIALS, Tokenizer
 from regard.errors import InputError
 from regard.models.model import Model, Network
+from regard.models.readouts import Label
 
 MAX_ROWS = 128
 BATCH_TOKENS = 16_384
@@ -30,7 +31,8 @@ def capabilities(model: Model, tokenizer: Tokenizer) -> tuple[str, ...]:
         return "classify", "embed"
     if model.shape == "encoder":
         # A bidirectional language model was not trained with masks.
-        return ("fill", "score", "embed") if model.readout.directions == 1 else ("embed",)
+        labels = ("classify",) if isinstance(model.auxiliary, Label) else ()  # BERT's next sentence prediction
+        return ("fill", "score", "embed", *labels) if model.readout.directions == 1 else ("embed",)
     if model.shape == "decoder":
         return "generate", "score", "embed"
     return ("translate", "score", "embed", *(("fill",) if tokenizer.sentinels else ()))
@@ -54,12 +56,19 @@ def clamp_max_tokens(network: Network, max_tokens: int, used: int) -> int:
     return max_tokens if network.max_positions is None else max(0, min(max_tokens, network.max_positions - used))
 
 
-def batch_by_length(lengths: Sequence[int], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
-    """Indices of rows of these lengths, longest first, in batches of at most this many tokens, padding included."""
+def batch_by_length(
+    network: Network, lengths: Sequence[int], tokens: int = BATCH_TOKENS
+) -> Iterator[list[int]]:  # fmt: skip
+    """Indices of rows of these lengths, longest first, in batches of at most this many tokens, padding included.
+
+    Where padding would change the output, as that of a published Reformer, the rows of a batch are equally long.
+    """
     batch: list[int] = []
+    equal = not network.description.incremental
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batch[0]] if batch else 0
-        if batch and (len(batch) >= MAX_ROWS or (len(batch) + 1) * longest > tokens):
+        full = len(batch) >= MAX_ROWS or (len(batch) + 1) * longest > tokens
+        if batch and (full or (equal and lengths[index] < longest)):
             yield batch
             batch = []
         batch.append(index)
@@ -85,11 +94,10 @@ def batched_inputs(
     A model with a CharacterCNN and no vocabulary of its own needs the `texts` themselves.
     """
     table = _character_table(network, tokenizer)
-    special = Template.of(tokenizer).num_special_tokens(len(segments)) if _has_template(network) else 1
-    lengths = [sum(map(len, rows)) + special for rows in zip(*segments)]
-    for index, rows in enumerate(zip(*segments)):
-        check_length(network, input_length(network, tokenizer, rows), f"text {index + 1:,}")
-    for indices in batch_by_length(lengths):
+    lengths = [input_length(network, tokenizer, rows) for rows in zip(*segments)]
+    for index, length in enumerate(lengths):
+        check_length(network, length, f"text {index + 1:,}")
+    for indices in batch_by_length(network, lengths):
         inputs = network_inputs(network, tokenizer, [[segment[index] for index in indices] for segment in segments])
         if table is not None:
             inputs["ids"] = _look_up(table, inputs["ids"])
@@ -100,14 +108,12 @@ def batched_inputs(
 
 def network_inputs(network: Network, tokenizer: Tokenizer, segments: Sequence[Tokens]) -> dict[str, Tensor]:
     """The network's inputs for a batch: ids, padding if lengths differ, segments of pairs."""
-    device = next(network.parameters()).device
-    if not _has_template(network):
-        rows = [add_special_tokens(network, tokenizer, ids) for ids in segments[0]]
-        ids, padding = pad(rows, device)
-        return {"ids": ids} if padding is None else {"ids": ids, "padding": padding}
-    filled = Template.of(tokenizer).fill([token_rows(texts) for texts in segments])
+    template, device = text_template(network, tokenizer), next(network.parameters()).device
+    if not template.num_special_tokens(len(segments)):  # no row is empty
+        segments = [[ids or [tokenizer.bos] for ids in segments[0]], *segments[1:]]
+    filled = template.fill([token_rows(texts) for texts in segments])
     inputs = {"ids": torch.from_numpy(filled.ids), **padding_mask("padding", filled.lengths)}
-    if len(segments) > 1 and network.description.embed.segments > 1:  # RoBERTa has one segment only
+    if filled.segments.any() and network.description.embed.segments > 1:  # RoBERTa has one segment only
         inputs["segments"] = torch.from_numpy(filled.segments)
     return {name: tensor.to(device) for name, tensor in inputs.items()}
 
@@ -126,40 +132,48 @@ def input_ids(network: Network, tokenizer: Tokenizer, ids: Tensor, *, text: str 
 def _character_table(network: Network, tokenizer: Tokenizer) -> Characters | None:
     """The characters of each token, for a model with a CharacterCNN and a vocabulary."""
     characters = network.description.embed.characters
-    if not characters or tokenizer.vocabulary <= len(SPECIALS):
+    if not characters or reads_characters(network, tokenizer):
         return None
     return np.asarray(token_characters(tokenizer, characters=characters))
 
 
+def reads_characters(network: Network, tokenizer: Tokenizer) -> bool:
+    """Whether a model reads the characters of any word, because it has no vocabulary of words (ELMo)."""
+    return bool(network.description.embed.characters) and tokenizer.vocabulary <= len(SPECIALS)
+
+
 def _text_characters(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """-> BTC: the characters of each word of the texts."""
-    return torch.from_numpy(text_characters([*map(tokenizer.words, texts)], network.description.embed.characters)[0])
+    words = text_characters([*map(tokenizer.words, texts)], network.description.embed.characters)[0]
+    return torch.from_numpy(words).to(next(network.parameters()).device)
+
+
+def token_names(network: Network, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[str]:
+    """The readable tokens of a text, special tokens included; of a model that reads any word, the words.
+
+    `ids` are those of the text alone.
+    """
+    names = tokenizer.token_texts(add_special_tokens(network, tokenizer, ids))
+    if reads_characters(network, tokenizer):
+        start = len(text_template(network, tokenizer).prefix)
+        names[start : start + len(ids)] = tokenizer.words(text)[: len(ids)]
+    return names
 
 
 def _look_up(table: Characters, ids: Tensor) -> Tensor:
     return torch.from_numpy(table[ids.cpu().numpy()]).to(ids.device)
 
 
+def text_template(network: Network, tokenizer: Tokenizer) -> Template:
+    """What stands around a text: what the tokenizer says, or else what a model of this kind reads."""
+    return Template.of(tokenizer, network.description.reads)
+
+
 def add_special_tokens(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """A text's tokens with the special tokens that the network expects around them."""
-    if _has_template(network):
-        return (tokenizer.bos, *ids, tokenizer.eos)
-    return prompt_ids(tokenizer, ids) if network.shape == "decoder" else (*ids, tokenizer.eos)
-
-
-def prompt_ids(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """A language model's prompt: the tokenizer's prompt prefix and the text; never empty."""
-    return (*tokenizer.prompt_prefix, *ids) or (tokenizer.bos,)
+    """A text's tokens with the special tokens around them; never empty."""
+    return text_template(network, tokenizer).row(ids) or (tokenizer.bos,)
 
 
 def input_length(network: Network, tokenizer: Tokenizer, texts: Tokens) -> int:
     """The number of input tokens of a text or a pair of texts, special tokens included."""
-    if _has_template(network):
-        return sum(map(len, texts)) + Template.of(tokenizer).num_special_tokens(len(texts))
-    return len(add_special_tokens(network, tokenizer, texts[0]))
-
-
-def _has_template(network: Network) -> bool:
-    """Whether BOS and EOS ([CLS] and [SEP]) enclose texts; not in language models and translation models."""
-    model = network.description
-    return model.shape == "encoder" or model.readout.outputs != "tokens"
+    return max(1, sum(map(len, texts)) + text_template(network, tokenizer).num_special_tokens(len(texts)))

@@ -160,7 +160,7 @@ def constrain(
     """
     suppressed = list(options.suppress_tokens)
     if new_tokens < options.min_tokens:
-        suppressed += [eos, *options.extra_eos]
+        suppressed += [token for token in (eos, *options.extra_eos) if token >= 0]
     if new_tokens == (options.forced_bos is not None):
         suppressed += options.begin_suppress_tokens
     if suppressed:

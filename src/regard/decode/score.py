@@ -10,7 +10,16 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress, Request, batch_requests
-from regard.decode.inputs import Tokens, batch_by_length, check_length, input_length, network_inputs, pad
+from regard.decode.inputs import (
+    Tokens,
+    add_special_tokens,
+    batch_by_length,
+    check_length,
+    input_length,
+    network_inputs,
+    pad,
+    text_template,
+)
 from regard.models.model import Network
 
 _LOGITS = 1 << 24  # in memory at once
@@ -28,11 +37,12 @@ def score_texts(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = QUIET
 ) -> list[TextScore]:
     """The log-probability of each text by a language model, EOS included."""
-    prefix = tokenizer.prompt_prefix or (tokenizer.bos,)
+    prefix = text_template(network, tokenizer).prefix or (tokenizer.bos,)
     requests = []
     for index, ids in enumerate(tokenizer.encode_batch(texts)):
         check_length(network, len(prefix) + len(ids), f"text {index + 1:,}")
-        requests.append(Request((*prefix, *ids, tokenizer.eos), None, 0, special_tokens=len(prefix)))
+        end = (tokenizer.eos,) if tokenizer.has_eos else ()
+        requests.append(Request((*prefix, *ids, *end), None, 0, special_tokens=len(prefix)))
     return _score_requests(network, tokenizer, requests, progress)
 
 
@@ -46,8 +56,9 @@ def score_pairs(
     source, target = tokenizers
     requests = []
     for index, (source_ids, target_ids) in enumerate(zip(*map(Tokenizer.encode_batch, tokenizers, pairs))):
-        check_length(network, max(len(source_ids), len(target_ids)) + 1, f"pair {index + 1:,}")
-        requests.append(Request((target.bos, *target_ids, target.eos), (*source_ids, source.eos), 0))
+        source_ids = add_special_tokens(network, source, source_ids)
+        check_length(network, max(len(source_ids), len(target_ids) + 1), f"pair {index + 1:,}")
+        requests.append(Request((target.bos, *target_ids, target.eos), source_ids, 0))
     return _score_requests(network, target, requests, progress)
 
 
@@ -69,7 +80,7 @@ def forced_log_probabilities(
     """Forced decoding: the log-probability of each token of a prompt, special tokens excluded, given those before."""
     found: list[list[float]] = [[] for _ in requests]
     device = next(network.parameters()).device
-    for indices in batch_requests(requests):
+    for indices in batch_requests(network, requests):
         batch = [requests[index] for index in indices]
         ids, padding = pad([request.prompt[:-1] for request in batch], device)
         sources: dict[str, Tensor | None] = {}
@@ -93,15 +104,15 @@ def masked_log_probabilities(
     network: Network, tokenizer: Tokenizer, rows: Tokens, progress: Progress = QUIET
 ) -> list[list[float]]:
     """The log-probability of each token of a text when only this token is masked."""
-    found = [[0.0] * len(ids) for ids in rows]
+    found, start = [[0.0] * len(ids) for ids in rows], len(text_template(network, tokenizer).prefix)
     tokens = [(row, position) for row, ids in enumerate(rows) for position in range(len(ids))]
     left = [len(ids) for ids in rows]
     progress(left.count(0))
-    for indices in batch_by_length([len(rows[row]) for row, _ in tokens]):
+    for indices in batch_by_length(network, [len(rows[row]) for row, _ in tokens]):
         batch = [tokens[index] for index in indices]
         inputs = network_inputs(network, tokenizer, [[rows[row] for row, _ in batch]])
         copies = torch.arange(len(batch), device=inputs["ids"].device)
-        positions = torch.tensor([position + 1 for _, position in batch], device=copies.device)  # + 1: BOS
+        positions = torch.tensor([start + position for _, position in batch], device=copies.device)
         targets = inputs["ids"][copies, positions]
         inputs["ids"][copies, positions] = tokenizer.mask
         states = network.hidden_states(**inputs)[copies, positions]  # type: ignore[arg-type]

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from regard.decode.inputs import Tokens, pad
 from regard.decode.options import Options, Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
+from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Memory, Source, map_rows, select
 from regard.layers.record import Record
 from regard.models.model import Network
 
+NO_EOS = -1  # the end token of a model that has none, so that only a limit ends its texts
 _PREFILL_CHUNK = 1024  # tokens of a long prompt per call of the decoder
 
 
@@ -196,6 +198,9 @@ class _Beams:
         states, self.memory = self.network.decode(self.input_ids, self.context, self.memory)
         logits = self.network.readout(states[torch.arange(len(states), device=self.device), last]).float()
         if record is not None and self.coverage is not None:
+            if not record.rows:
+                raise InputError("this model has no cross-attention, so it covers no source (coverage_penalty). Leave "
+                                 "out --coverage-penalty.")  # fmt: skip
             weights = torch.stack([record.matrix(name).mean(dim=1) for name in record.rows]).mean(dim=0)
             if self.context.padding is not None:
                 weights = weights * self.context.padding[..., None]

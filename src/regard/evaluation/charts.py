@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import warnings
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 
 from regard.evaluation.significance import Row
 from regard.show.html import escaped
+from regard.store.files import write_output
 
 Lines = list[dict[str, object]]
 
@@ -182,9 +184,11 @@ def draw(path: Path, panels: Sequence[Panel], title: str = "") -> None:
     # In a label, matplotlib would read $ as a formula and hide a name that begins with _.
     for text, name in zip(legend.get_texts(), names):
         text.set(parse_math=False, text=name)
+    written, suffix = io.BytesIO(), path.suffix.lower().removeprefix(".")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure.savefig(path)
+        figure.savefig(written, format=suffix if suffix in figure.canvas.get_supported_filetypes() else "png")
+    write_output(path, written.getvalue())
 
 
 def _draw_lines(axes: Any, panel: Panel, highest: Sequence[float]) -> None:

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from regard.api import LoadedModel
+from regard.data.tokenize.characters import text_characters
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.inputs import input_ids
+from regard.decode.inputs import add_special_tokens, input_ids, reads_characters
 from regard.errors import DamagedFile, InputError, RunFailed
 from regard.evaluation.laws import LAWS, LEAST, Probe, gap
 from regard.layers.contract import StatesFacts
+from regard.progress import progress as show_progress
 from regard.schema import classes_of
 from regard.show.lsh import lsh_layers, measure_recall
 from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
@@ -67,11 +69,18 @@ class LawResult:
 _WIDEST = max(len(law.name) for law in LAWS)
 
 
-def check(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: int = 0) -> list[LawResult]:
+def check(
+    model: LoadedModel, texts: Sequence[str] | None = None, *, seed: int = 0, progress: bool = True
+) -> list[LawResult]:  # fmt: skip
     """Check a loaded model against every law; reads the first non-empty lines of `texts`. One result per law."""
     if not isinstance(model, LoadedModel):
         raise InputError("regard.check takes a loaded model, as in regard.check(regard.load(folder)).")
-    return list(check_laws(model, texts, seed=seed))
+    found = []
+    with show_progress(len(LAWS) + 2 if progress else 0, "checking the laws") as advance:
+        for result in check_laws(model, texts, seed=seed):
+            found.append(result)
+            advance(1)
+    return found
 
 
 def check_laws(model: LoadedModel, texts: Sequence[str] | None = None, *, seed: int = 0) -> Iterator[LawResult]:
@@ -117,6 +126,9 @@ def random_probe(model: LoadedModel, seed: int) -> Probe:
     """Three rows of random tokens, of unequal length."""
     network, longest = model.network, _max_length(model)
     draw = torch.Generator().manual_seed(seed)
+    if reads_characters(network, model.tokenizer):
+        rows = [_random_words(length, draw) for length in (longest, longest // 4, longest // 2)]
+        return _probe(model, _spelled(model, rows))
     sizes = {"": (network.vocabulary, longest)}
     if network.shape == "encoder-decoder":
         sizes["source_"] = (network.source_vocabulary or network.vocabulary, max(LEAST, longest // 2))
@@ -133,10 +145,26 @@ def text_probes(model: LoadedModel, texts: Sequence[str]) -> Iterator[Probe]:
     source, target = model.tokenizer, model.target_tokenizer
     for start in range(0, len(texts), _ROWS):
         some = texts[start : start + _ROWS]
+        if reads_characters(model.network, source):
+            yield _probe(model, _spelled(model, some))
+            continue
         inputs = _side(model, "", [[target.bos, *ids] for ids in target.encode_batch(some)])
         if model.network.shape == "encoder-decoder":
-            inputs |= _side(model, "source_", [[*ids, source.eos] for ids in source.encode_batch(some)])
+            rows = [[*add_special_tokens(model.network, source, ids)] for ids in source.encode_batch(some)]
+            inputs |= _side(model, "source_", rows)
         yield _probe(model, inputs)
+
+
+def _random_words(count: int, draw: torch.Generator) -> str:
+    letters = torch.randint(ord("a"), ord("z") + 1, (count, 5), generator=draw).tolist()
+    return " ".join(bytes(word).decode() for word in letters)
+
+
+def _spelled(model: LoadedModel, texts: Sequence[str]) -> dict[str, Tensor]:
+    """The characters of texts, for a model without a vocabulary of words, and their padding."""
+    words = [model.tokenizer.words(text)[: _max_length(model) - 2] for text in texts]
+    ids, padding = text_characters(words, model.description.embed.characters)
+    return {"ids": torch.from_numpy(ids), "padding": torch.from_numpy(padding)}
 
 
 def _side(model: LoadedModel, side: str, rows: list[list[int]]) -> dict[str, Tensor]:

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 
 from regard.api import load
+from regard.config.fit import amount
 from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import byte_lengths
+from regard.data.tokenize.tokenizer import word_offsets
 from regard.decode.generate import Progress
 from regard.decode.inputs import require_capability
 from regard.errors import DamagedFile, InputError, suggest
 from regard.evaluation.charts import Line, draw, panel, points, read_metrics, short
-from regard.evaluation.evaluate import require_fit
+from regard.evaluation.evaluate import percent, require_fit
 from regard.evaluation.isolated import Job, Measured, measure_isolated
-from regard.evaluation.plan import amount
 from regard.evaluation.significance import (
     METHOD,
     BootstrapScore,
@@ -57,6 +58,7 @@ class Contender:
     speed: float  # lines translated, or bytes read, per second
     memory: int  # peak bytes, loading included
     beam: int
+    unknown: float = 0.0  # the share of characters that its tokenizer does not know, of a language model
     scores: dict[str, BootstrapScore] = field(default_factory=dict)
     rows: dict[str, tuple[Row, ...]] = field(default_factory=dict)  # by source length, then by each group
     translations: tuple[str, ...] = field(default=(), repr=False)
@@ -110,6 +112,7 @@ class Comparison:
         training = "-" if model.training_speed is None else f"{model.training_speed:,.0f}"
         speed = f"{model.speed:,.1f}" if model.speed < 100 else f"{model.speed:,.0f}"
         work = {"beam": str(model.beam), "decoding lines/s": speed} if self.translates else {"reading bytes/s": speed}
+        work |= {"characters unknown": percent(model.unknown)} if any(one.unknown for one in self.models) else {}
         size = {"parameters": f"{model.parameters:,}", "training tokens/s": training}
         return size | work | {"peak memory": amount(model.memory)}
 
@@ -119,8 +122,10 @@ class Comparison:
         interval = f"±: half of the 95 % interval; p: of a difference from {self.models[0].name} ({METHOD})"
         work = "decoding" if self.translates else "reading"
         threads = f"{self.threads} thread{'s' * (self.threads > 1)}"
+        unknown = "an unknown character costs what its token costs, and 8 bits per byte"
         return [
             interval if tested else "one document gives no significance; give several documents",
+            *([unknown] if any(model.unknown for model in self.models) else []),
             *(f"{self.titles[name]}: {signature}" for name, signature in self.signatures.items()),
             f"{work} on {self.device} with {threads}, each model in its own process; memory beyond Python and torch",
         ]
@@ -177,7 +182,7 @@ def _table(columns: Sequence[tuple[str, Sequence[str]]]) -> str:
     return "\n".join("  ".join(cells).rstrip() for cells in padded)
 
 
-UNITS: dict[str, Callable[[str], int]] = {"words": lambda text: len(text.split()), "characters": len}
+UNITS: dict[str, Callable[[str], int]] = {"words": lambda text: len(word_offsets(text)), "characters": len}
 _DIFFERING = 8
 _EXACTLY = 50.0  # per cent; above it, exact match is the metric to show
 
@@ -215,7 +220,8 @@ def compare(
         models=tuple(
             Contender(
                 name=name, folder=str(folder), parameters=parameters, training_speed=_training_speed(Path(folder)),
-                speed=size / one.seconds, memory=one.memory, beam=one.beam, translations=tuple(one.translations),
+                speed=size / one.seconds, memory=one.memory, beam=one.beam, unknown=one.unknown,
+                translations=tuple(one.translations),
             )
             for name, folder, parameters, one in zip(names, folders, sizes, found)
         ),
@@ -347,7 +353,7 @@ def _readings(bare: Comparison, corpus: Corpus, found: Sequence[Measured]) -> Co
     """The comparison with the losses of each model; the bootstrap draws documents."""
     sizes = np.asarray(byte_lengths(corpus.sources), dtype=np.float64)
     filled = np.flatnonzero(sizes)
-    counts = [np.stack([np.asarray(one.losses), sizes], axis=1)[filled] for one in found]
+    counts = [np.stack([np.add(one.losses, one.unknown_nats), sizes], axis=1)[filled] for one in found]
     models = []
     for model, one, estimate in zip(bare.models, found, paired(counts, bits)):
         loss = sum(one.losses) / one.tokens

@@ -31,7 +31,7 @@ from regard.evaluation.charts import ACCENT, QUIET, Line, draw, panel
 from regard.evaluation.significance import Row, by_group, by_length, counted, is_numbered, metrics
 from regard.evaluation.sliding_window import read_documents, reading_mode
 from regard.metrics import Quality, agreement, bits_per_byte, correlation, perplexity, quality
-from regard.training.validate import predict
+from regard.training.validate import predict, unknown_text
 
 _LABELS_SHOWN = 40
 
@@ -173,6 +173,8 @@ _BATCH_TOKENS = 8192
 _UNBOUNDED = 1 << 30
 _CHUNK = 128  # tokens per sample of an encoder
 _ROWS_SHOWN = 12
+_LOSS_SHARE = 0.1  # of the time that a translator takes; the rest is the search
+_MANY_UNKNOWN = 0.01  # of all characters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +186,7 @@ class Evaluation:
     bits_per_byte: float | None  # None if only some tokens are predicted
     tokens: int
     dropped: dict[str, int]  # lines without a loss, by reason
+    unknown: float = 0.0  # the share of characters outside the vocabulary
     seconds: float = 0.0
     quality: Quality | None = None
     by_length: tuple[Row, ...] = ()  # the source's length in tokens
@@ -191,6 +194,11 @@ class Evaluation:
     sources: tuple[str, ...] = field(default=(), repr=False)
     hypotheses: tuple[str, ...] = field(default=(), repr=False)
     references: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def warning(self) -> str:
+        """What a reader of these numbers must know; usually nothing."""
+        return unknown_warning(self.unknown)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain data, without the lines of text."""
@@ -210,7 +218,8 @@ class Evaluation:
             ]
         loss = f"{self.loss:.4f} nats per token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}"
         bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
-        lines.append(f"loss    {loss}{bits}")
+        unknown = f", {percent(self.unknown)} of the characters unknown" if self.unknown else ""
+        lines.append(f"loss    {loss}{bits}{unknown}")
         lines += [f"        no loss for {count:,} lines: {reason}" for reason, count in self.dropped.items()]
         lines.append(f"time    {self.seconds:.1f} s")
         tables = ({"source length in tokens": self.by_length} if self.by_length else {}) | self.groups
@@ -239,16 +248,16 @@ def evaluate(
     if (window, stride) != (None, None) and (model.network.shape != "decoder" or corpus.targets is not None):
         raise InputError("only a language model uses a sliding window. Leave out --window and --stride.")
     if corpus.targets is not None:
-        evaluation = _measured(model, corpus, Translation(model.network.max_positions or _UNBOUNDED))
-        answers = model.translations(corpus.sources, options, progress=progress)
+        task = Translation(model.network.max_positions or _UNBOUNDED)
+        evaluation = _measured(model, corpus, task, lambda done: progress(_LOSS_SHARE * done))
+        answers = model.translations(corpus.sources, options, progress=lambda done: progress((1 - _LOSS_SHARE) * done))
         evaluation = _with_quality(evaluation, model, corpus, tuple(found[0].text for found in answers))
     elif model.network.shape == "decoder":
         samples = LanguageModel().samples(corpus, (model.tokenizer, None))
         losses, tokens = read_documents(model, samples.stream, reading_mode(model, window, stride), progress=progress)
-        evaluation = _from_loss(float(losses.sum()), tokens, samples)
+        evaluation = _from_loss(float(losses.sum()), tokens, samples, model)
     else:
-        evaluation = replace(_measured(model, corpus, _pretraining_task(model)), bits_per_byte=None)
-        progress(len(corpus))
+        evaluation = replace(_measured(model, corpus, _pretraining_task(model), progress), bits_per_byte=None)
     return replace(evaluation, seconds=time.perf_counter() - start)
 
 
@@ -276,21 +285,43 @@ def plot_by_length(evaluation: Evaluation, path: Path) -> None:
 
 
 def _measured(
-    model: LoadedModel, corpus: Corpus, task: Translation | MaskedLM | SpanCorruption | BidirectionalLM
+    model: LoadedModel,
+    corpus: Corpus,
+    task: Translation | MaskedLM | SpanCorruption | BidirectionalLM,
+    progress: Progress,
 ) -> Evaluation:
-    """The loss of a corpus."""
+    """The loss of a corpus; `progress` counts its texts."""
     plain = task.samples(corpus, (model.tokenizer, model.target_tokenizer))
     samples = with_characters(plain, model.tokenizer, model.description.embed.characters)
-    found = predict(model.network, samples, _BATCH_TOKENS, predictions=False)
-    return _from_loss(found.loss, found.targets, samples)
+    per_sample = len(corpus) / max(1, len(samples))
+    found = predict(
+        model.network, samples, _BATCH_TOKENS, predictions=False, progress=lambda done: progress(per_sample * done)
+    )
+    return _from_loss(found.loss, found.targets, samples, model)
 
 
-def _from_loss(total: float, tokens: int, samples: Samples) -> Evaluation:
-    loss = total / max(1, tokens)
+def _from_loss(total: float, tokens: int, samples: Samples, model: LoadedModel) -> Evaluation:
+    loss, unknown = total / max(1, tokens), unknown_text(samples, model.tokenizers)
+    bits = bits_per_byte(total + float(unknown.nats.sum()), samples.bytes)
     return Evaluation(
-        loss=loss, perplexity=perplexity(loss), bits_per_byte=bits_per_byte(total, samples.bytes), tokens=tokens,
-        dropped=samples.left_out.counts(),
+        loss=loss, perplexity=perplexity(loss), bits_per_byte=bits, tokens=tokens, dropped=samples.left_out.counts(),
+        unknown=unknown.share,
     )  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """A share in per cent, with two digits that count."""
+    return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.1f} %"
+
+
+def unknown_warning(share: float) -> str:
+    """A warning if many characters are unknown."""
+    if share < _MANY_UNKNOWN:
+        return ""
+    return (
+        f"warning: this model's tokenizer does not know {percent(share)} of the characters. Loss and perplexity count "
+        "them as one token; bits per byte add 8 bits for each of their bytes."
+    )
 
 
 def _pretraining_task(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:
@@ -339,6 +370,8 @@ def require_fit(model: LoadedModel, corpus: Corpus) -> None:
     paired = known[0] in ("translate", "classify")
     if paired and corpus.targets is None and "fill" not in known:
         what = "translates" if known[0] == "translate" else "classifies"
-        raise InputError(f"this model {what}, {name} is plain text. Give --source and --reference.")
+        raise InputError(f"this model {what}, {name} is plain text. Give --source and --reference, or pairs as --text.")
     if not paired and corpus.targets is not None:
-        raise InputError(f"this model does not translate, {name} holds pairs. Give --text.")
+        raise InputError(
+            f"this model does not translate, {name} holds pairs. Give plain text as --text, or one of its --fields."
+        )

@@ -17,6 +17,7 @@ import torch
 from regard.api import LoadedModel, load
 from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
+from regard.data.tokenize.unknown import UnknownText
 from regard.decode.generate import Progress
 from regard.errors import DamagedFile, InputError, RegardError, RunFailed
 from regard.evaluation.sliding_window import document_losses
@@ -52,6 +53,8 @@ class Measured:
     beam: int = 1
     translations: Sequence[str] = ()
     losses: Sequence[float] = ()  # nats
+    unknown_nats: Sequence[float] = ()  # to spell what its tokenizer does not know
+    unknown: float = 0.0  # the share of characters that its tokenizer does not know
     tokens: int = 0
 
 
@@ -116,10 +119,11 @@ def _translate(model: LoadedModel, job: Job, progress: Progress) -> Measured:
 
 
 def _read(model: LoadedModel, job: Job, progress: Progress) -> Measured:
+    unknown = UnknownText.of(model.tokenizer, job.texts)
     start = time.perf_counter()
-    losses, tokens = document_losses(model, Corpus(job.texts, None, ("text",)))
-    progress(len(job.texts))
-    return _measured(start, model, losses=losses.tolist(), tokens=tokens)
+    losses, tokens = document_losses(model, Corpus(job.texts, None, ("text",)), progress=progress)
+    facts = {"unknown_nats": unknown.nats.tolist(), "unknown": unknown.share}
+    return _measured(start, model, losses=losses.tolist(), tokens=tokens, **facts)
 
 
 def _measured(start: float, model: LoadedModel, **facts: Any) -> Measured:

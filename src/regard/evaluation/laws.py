@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.decode.generate import Request, generate_tokens
 from regard.decode.inputs import clamp_max_tokens
@@ -360,6 +360,10 @@ def gradients(probe: Probe) -> float | None:
         weights = list(network.parameters())
         draw = torch.Generator().manual_seed(0)
         direction = [torch.randn(weight.shape, generator=draw, dtype=weight.dtype) for weight in weights]
+        for module in network.modules():
+            if isinstance(module, nn.Embedding) and module.padding_idx is not None:  # a row that is zero and stays zero
+                place = next(i for i, weight in enumerate(weights) if weight is module.weight)
+                direction[place][module.padding_idx] = 0.0
         found = torch.autograd.grad(_objective(network, inputs), weights, allow_unused=True)
         derivative = sum(float((g * d).sum()) for g, d in zip(found, direction) if g is not None)
         size = math.sqrt(sum(float(g.square().sum()) for g in found if g is not None))

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.config.fit import amount, meta_network, reckoned_memory, what_fits
 from regard.config.recipe import Recipe
 from regard.config.setup import Setup, read_setup
+from regard.data.batching import BatchSampler
 from regard.models.model import Network
 from regard.training.log import span
 from regard.training.memory import SHARE, Memory, Probe, first_epoch, largest_batch
@@ -52,8 +54,19 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """The time of all steps, without validation."""
-        return self.epochs * self.epoch_tokens / self.tokens_per_second
+        """The time of all steps, without validation; 0 if no step was timed, because it does not fit."""
+        return 0.0 if not self.timed_steps else self.epochs * self.epoch_tokens / self.tokens_per_second
+
+    @property
+    def activations(self) -> str:
+        """The memory of activations, if some were measured."""
+        about = "" if self.memory.measured else "about "
+        return f", activations {about}{amount(self.memory.activations)}" if self.timed_steps else ""
+
+    @property
+    def needs(self) -> str:
+        """What does not fit."""
+        return "the largest step needs" if self.timed_steps else "weights, gradients and optimizer alone need"
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain data; memory in bytes."""
@@ -73,15 +86,15 @@ class Estimate:
         after = f"; {self.validations:,} validations not counted" if self.validations else ""
         return "\n".join([
             f"parameters  {sum(self.parameters.values()):,}: {parts}",
-            f"memory      {holds}, activations {'' if memory.measured else 'about '}{amount(memory.activations)}: "
+            f"memory      {holds}{self.activations}: "
             f"{amount(memory.total)} of {amount(memory.available)} available",
             f"text        {self.texts:,} texts, {about}{self.epoch_tokens:,} tokens per epoch",
             f"steps       {about}{self.epoch_steps:,} per epoch of up to {self.batch_tokens:,} tokens; {self.steps:,} "
             f"steps are {self.epochs:.3g} epochs",
-            f"speed       {self.tokens_per_second:,.0f} tokens/s (median of {self.timed_steps} steps{cut}; {where})",
-            f"time        {span(self.seconds)} for {self.steps:,} steps{after}",
+            *([f"speed       {self.tokens_per_second:,.0f} tokens/s (median of {self.timed_steps} steps{cut}; {where})",
+               f"time        {span(self.seconds)} for {self.steps:,} steps{after}"] if self.timed_steps else []),
             "It fits." if self.fits else
-            f"It does not fit: the largest step needs {amount(memory.total)}, there are {amount(memory.available)}.",
+            f"It does not fit: {self.needs} {amount(memory.total)}, there are {amount(memory.available)}.",
             *([f"{self.oversized:,} samples are longer than train.batch_tokens; each becomes a step of its own: the "
                f"longest has {self.longest:,} tokens, source and target."] if self.oversized else []),
             *(f"  try {remedy}" for remedy in self.remedies),
@@ -92,17 +105,23 @@ def plan(recipe: Recipe, device: torch.device) -> Estimate:
     """Estimate what a recipe takes on this device: train a throw-away network for a few steps."""
     setup = read_setup(recipe)
     samples, settings = setup.samples, recipe.train
+    memory = reckoned_memory(setup, device)
+    large = memory.static > memory.available  # too large to build
     if settings.batch_tokens == "fit":
-        settings = replace(settings, batch_tokens=largest_batch(setup.network, samples, settings, device)[0])
-    probe = Probe(setup.network, samples, settings, device)
-    epoch, sizes = first_epoch(probe.trainer.batches), samples.lengths.sum(1)
-    memory = probe.memory(epoch.largest)
-    parts = micro_batches_that_fit(memory, settings.accumulate, len(epoch.largest))
-    trainer = probe.trainer
-    trainer.accumulate = parts or len(epoch.largest)
-    speeds = probe.speeds(_SECONDS)
+        fit = 4096 if large else largest_batch(setup.network, samples, settings, device)[0]
+        settings = replace(settings, batch_tokens=fit)
+    sizes = samples.lengths.sum(1)
+    epoch = first_epoch(BatchSampler(samples.lengths, settings.budget, settings.seed, samples.mixture, samples.streams))
+    speeds, accumulate, change = [0.0], settings.accumulate, what_fits(setup, device) if large else ()
+    if not large:
+        probe = Probe(setup.network, samples, settings, device)
+        memory = probe.memory(epoch.largest)
+        parts = micro_batches_that_fit(memory, settings.accumulate, len(epoch.largest))
+        accumulate = probe.trainer.accumulate = parts or len(epoch.largest)
+        speeds = probe.speeds(_SECONDS)
+        change = remedies(setup, memory, parts) if memory.total > memory.available else ()
     return Estimate(
-        parameters=parameters(trainer.network),
+        parameters=parameters(meta_network(setup)),
         memory=memory,
         texts=len(setup.corpus),
         longest=int(sizes.max()),
@@ -112,13 +131,13 @@ def plan(recipe: Recipe, device: torch.device) -> Estimate:
         exact=epoch.exact,
         steps=settings.steps,
         batch_tokens=settings.budget,
-        accumulate=trainer.accumulate,
+        accumulate=accumulate,
         tokens_per_second=median(speeds),
-        timed_steps=len(speeds),
+        timed_steps=0 if large else len(speeds),
         validations=settings.steps // settings.valid_every if setup.valid is not None else 0,
         device=device.type,
         threads=torch.get_num_threads(),
-        remedies=remedies(setup, memory, parts) if memory.total > memory.available else (),
+        remedies=change,
     )
 
 
@@ -169,13 +188,3 @@ def remedies(setup: Setup, memory: Memory, parts: int | None) -> tuple[str, ...]
             f"train.batch_tokens = {fewer}: smaller batches, another result",
         )
     return (*found, f"text.task.{length} below {getattr(task, length)}: shorter samples", smaller, sharded)
-
-
-def amount(count: int) -> str:
-    """Bytes with a unit."""
-    value = float(count)
-    for unit in ("bytes", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:,.3g} GB" if value < 1000 else f"{value:,.0f} GB"

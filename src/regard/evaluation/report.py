@@ -17,7 +17,7 @@ from regard.evaluation.significance import BootstrapScore, Row, is_numbered
 from regard.show import html as pages
 from regard.show.html import document, escaped, overview
 from regard.show.trace import AttentionTrace
-from regard.store.files import write_file
+from regard.store.files import write_output
 from regard.version import __version__
 
 _ROWS_PER_TABLE = 12
@@ -93,7 +93,7 @@ def write_report(
         _attention_section(traces),
         _footer([f"{evaluation.tokens:,} tokens predicted, {evaluation.seconds:.1f} s", *dropped, *signatures]),
     ]
-    write_file(path, document(title, _STYLE, "\n".join(filter(None, body))).encode())
+    write_output(path, document(title, _STYLE, "\n".join(filter(None, body))).encode())
 
 
 def _headline(evaluation: Evaluation) -> str:
@@ -104,6 +104,8 @@ def _headline(evaluation: Evaluation) -> str:
     shown["perplexity"] = f"{evaluation.perplexity:.3f}"
     if evaluation.bits_per_byte is not None:
         shown["bits per byte"] = f"{evaluation.bits_per_byte:.3f}"
+    if evaluation.unknown:
+        shown["characters unknown, %"] = f"{100 * evaluation.unknown:.2f}"
     shown["loss, nats per token"] = f"{evaluation.loss:.3f}"
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in shown.items())
     return f'<dl class="numbers">{tiles}</dl>'
@@ -226,7 +228,7 @@ def write_comparison(
         *(_group(comparison, name, rows) for name, rows in comparison.models[0].rows.items() if name not in axes),
         _footer([f"{comparison.seconds:.1f} s", *filter(None, [note, *comparison.notes()])]),
     ]
-    write_file(Path(path), document(title, _COMPARISON_STYLE, "\n".join(filter(None, body))).encode())
+    write_output(Path(path), document(title, _COMPARISON_STYLE, "\n".join(filter(None, body))).encode())
 
 
 def _models(comparison: Comparison) -> str:

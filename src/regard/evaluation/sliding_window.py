@@ -84,10 +84,12 @@ def reading_mode(model: LoadedModel, length: int | None = None, stride: int | No
     return SlidingWindow.of(model, length, stride)
 
 
-def document_losses(model: LoadedModel, corpus: Corpus) -> tuple[Losses, int]:
+def document_losses(
+    model: LoadedModel, corpus: Corpus, *, progress: Progress = lambda done: None
+) -> tuple[Losses, int]:  # fmt: skip
     """The summed cross entropy of each document, read as `evaluate` does, and the number of tokens."""
     documents = LanguageModel().samples(corpus, (model.tokenizer, None)).stream
-    return read_documents(model, documents, reading_mode(model))
+    return read_documents(model, documents, reading_mode(model), progress=progress)
 
 
 def read_documents(

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import messages
-from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, write_memory
+from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, require_counts, write_memory
 from regard.layers.feedforward import linear
 from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
 from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
@@ -38,6 +38,7 @@ class SelfAttention:
     name: ClassVar[str] = "self"
 
     def __post_init__(self) -> None:
+        require_counts(heads=self.heads, key_width=self.key_width)
         self_pattern(self.pattern)
         require_attached(self.position, AttentionPosition)
 
@@ -129,6 +130,7 @@ class CrossAttention:
     name: ClassVar[str] = "cross"
 
     def __post_init__(self) -> None:
+        require_counts(heads=self.heads, key_width=self.key_width)
         source_pattern(self.pattern)
 
     @property

@@ -8,9 +8,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.errors import InputError
 from regard.layers.attention import SourceKeys, attend_source
-from regard.layers.contract import Context, Facts, Shared, Source, Sublayer
+from regard.layers.contract import Context, Facts, Shared, Source, Sublayer, require_counts
 from regard.layers.feedforward import linear
 from regard.layers.patterns import Full, Pattern, source_pattern
 from regard.layers.recurrent import LSTM, Cell, InitialState, Projected, State, States, initial_bias
@@ -89,8 +88,7 @@ class AttentionDecoder:
     name: ClassVar[str] = "cross"
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise InputError(f"depth must be 1 or more, got {self.depth}.")
+        require_counts(depth=self.depth)
         source_pattern(self.pattern)
 
     @property

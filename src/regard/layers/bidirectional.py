@@ -116,6 +116,7 @@ class BidirectionalLSTMLayer(Sublayer):
             raise InputError("a bidirectional model cannot generate token by token: it also reads from the right.")
         lengths = None if context.padding is None else context.padding.sum(1)
         zeros = State(x.new_zeros(len(x), x.shape[2] // 2), x.new_zeros(len(x), self.inner))
-        halves = zip(self.directions, x.chunk(2, dim=-1))
-        y = torch.cat([direction(half, zeros, lengths, False)[0] for direction, half in halves], dim=-1)
-        return x + y if self.skip else y, None
+        halves = zip(self.directions, x.chunk(2, dim=-1), memory or (zeros, zeros))
+        found = [direction(half, state, lengths, context.final_state) for direction, half, state in halves]
+        y = torch.cat([output for output, _ in found], dim=-1)
+        return x + y if self.skip else y, tuple(state for _, state in found) if context.final_state else None

@@ -14,10 +14,14 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from regard.errors import InputError
 from regard.layers.positions import AttachedPosition
 from regard.layers.record import Record
 
 T = TypeVar("T")
+
+_MOST = {"depth": 1000, "decoder_depth": 1000}  # layers; a stack of 1,000 takes seconds to build
+_MOST_OTHERS = 1 << 24
 
 Memory = Any
 """KV cache or recurrent state: a tree (tuples, dicts, dataclasses) of tensors, or None. Axis 0 is the row, except under
@@ -197,6 +201,15 @@ class StatesFacts(Protocol):
     @property
     def facts(self) -> Facts:
         """The facts."""
+
+
+def require_counts(**counts: int | None) -> None:
+    """Refuse a size of a model that is below 1 or absurdly large; None stands for a default."""
+    for name, count in counts.items():
+        most = _MOST.get(name, _MOST_OTHERS)
+        if count is not None and not 1 <= count <= most:
+            bound = "1 or more" if count < 1 else f"at most {most:,}"
+            raise InputError(f"{name} must be {bound}, got {count:,}.")
 
 
 def facts_of(part: Part) -> Facts:

@@ -27,6 +27,7 @@ class ChunkSpan(NamedTuple):
     after: int  # chunks after it
     padded_length: int  # the text's length, rounded up to whole chunks
     circular: bool = False  # the last chunk counts as the one before the first
+    own_copies: int = 1  # how often the queries' own chunk counts
 
 
 class SelfPattern:
@@ -34,7 +35,11 @@ class SelfPattern:
 
     causal: bool = False
     lower_triangular: bool = False  # the plain causal mask, which fused kernels know as `is_causal`
-    incremental: bool = True  # later tokens never change which keys an earlier query attends to
+
+    @property
+    def incremental(self) -> bool:
+        """Whether later tokens never change what an earlier query attends to."""
+        return True
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         """Slots of queries (B)T and keys S -> (B)TS, True for visible keys; None when all are."""
@@ -135,13 +140,20 @@ class CentredWindow(SelfPattern):
         return ChunkSpan(self.length, 1, 1, round_up(length, (self.length,))) if length > self.length else None
 
 
+def chunks_within(before: int, after: int, chunks: int) -> tuple[int, int, int]:
+    """The neighbours that a text of so many chunks has, and how often the own chunk counts, as published."""
+    most = chunks - 1
+    return min(before, most), min(after, most), 1 + max(0, before - most) + max(0, after - most)
+
+
 @dataclass(frozen=True)
 class ChunkWindow(SelfPattern):
     """The query's own chunk of `length` slots and some chunks before and after it: the published Reformer's local
     attention.
 
-    In an encoder the last chunk counts as the one before the first, as published. Lengths are rounded up to a multiple
-    of `all_windows`, the windows of all layers.
+    In an encoder the last chunk counts as the one before the first, as published. Also as published, a text of n chunks
+    has the own chunk once more in place of each neighbour that is n or more chunks away. Lengths are rounded up to a
+    multiple of `all_windows`, the windows of all layers.
     """
 
     length: int = 64
@@ -152,6 +164,10 @@ class ChunkWindow(SelfPattern):
 
     def __post_init__(self) -> None:
         check_window(self.length, self.before, self.after, self.all_windows)
+
+    @property
+    def incremental(self) -> bool:
+        return max(self.before, self.after) < 2  # else a longer text has fewer copies of the own chunk
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         if not self.causal:
@@ -164,7 +180,8 @@ class ChunkWindow(SelfPattern):
 
     def chunk_span(self, length: int) -> ChunkSpan | None:
         padded = round_up(length, self.all_windows or (self.length,))
-        span = ChunkSpan(self.length, self.before, self.after, padded, not self.causal)
+        before, after, copies = chunks_within(self.before, self.after, padded // self.length)
+        span = ChunkSpan(self.length, before, after, padded, not self.causal, copies)
         return span if padded > self.length else None
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.contract import Context, Facts, Source, Sublayer
+from regard.layers.contract import Context, Facts, Source, Sublayer, require_counts
 from regard.layers.feedforward import linear
 
 
@@ -318,8 +318,7 @@ class Recurrent:
     facts: ClassVar[Facts] = Facts(constant_memory=True)
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise InputError(f"depth must be 1 or more, got {self.depth}.")
+        require_counts(depth=self.depth)
         if self.initial_state is not None and self.direction != "forward":
             raise InputError(f'a decoder only runs forward (direction = "{self.direction}").')
 

@@ -13,7 +13,17 @@ from regard.errors import InputError
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.attention_decoder import AttentionalVector, AttentionDecoder
 from regard.layers.bidirectional import BidirectionalLSTM
-from regard.layers.contract import Ablation, CarriedMemory, Context, Memory, Source, facts_of, write_memory
+from regard.layers.contract import (
+    Ablation,
+    CarriedMemory,
+    Context,
+    Memory,
+    Source,
+    facts_of,
+    leaves,
+    require_counts,
+    write_memory,
+)
 from regard.layers.convolution import Convolution, MultiStepAttention, ScaledResidual
 from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.feedforward import Boom, FeedForward
@@ -47,6 +57,7 @@ class Stack:
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError("a stack needs at least one layer. Use depth = 1 or more.")
+        require_counts(depth=len(self.layers))
         for layer in self.layers:
             if len({part.name for part in layer}) < len(layer):
                 names = ", ".join(part.name for part in layer)
@@ -156,6 +167,13 @@ class Model:
         return "decoder" if self.encoder is None else "encoder-decoder"
 
     @property
+    def reads(self) -> Literal["text", "prompt", "source"]:
+        """What it reads: a text or a pair as a whole, a prompt to continue, or the source of a translation."""
+        if self.shape == "encoder" or self.readout.outputs != "tokens":
+            return "text"
+        return "prompt" if self.shape == "decoder" else "source"
+
+    @property
     def stacks(self) -> dict[str, Stack]:
         """Its stacks by name, the encoder first."""
         both = {"encoder": self.encoder, "decoder": self.decoder}
@@ -185,6 +203,18 @@ class Model:
     def build(self, vocabulary: int, source_vocabulary: int | None = None) -> Network:
         """The module; `source_vocabulary` is the size of the source's own vocabulary, if it has one."""
         return Network(self, vocabulary, source_vocabulary)
+
+
+CARRIES_NOTHING = (
+    "only a decoder continues a text from carried memory, or a recurrent encoder (carried, --stateful). Leave it out."
+)
+
+
+def _require_state(memory: Memory) -> Memory:
+    """The state after a text, or an error if the encoder has none."""
+    if not leaves(memory):
+        raise InputError(CARRIES_NOTHING)
+    return memory
 
 
 class Network(nn.Module):
@@ -259,15 +289,19 @@ class Network(nn.Module):
         )  # fmt: skip
         if source_ids is not None and self.shape != "encoder-decoder":
             raise InputError("only an encoder-decoder reads source_ids=...; this model reads one text")
-        if carried is not None and self.shape != "decoder":
-            raise InputError("only a decoder continues a text from carried=... memory")
+        if carried is not None and self.shape == "encoder-decoder":
+            raise InputError(CARRIES_NOTHING)
         if self.shape == "encoder-decoder":
             if source_ids is None:
                 raise InputError("an encoder-decoder needs source_ids=... as well as the target's ids")
             outside = replace(both, padding=source_padding)
             context = replace(context, source=self.encode_source(source_ids, context=outside))
         if self.decoder is None:
-            states = self.encode_source(ids, context=replace(context, final_state=False)).states
+            before, context = carried and carried.memory, replace(context, final_state=carried is not None)
+            source = self.encode_source(ids, context=context, memory=before)
+            states = source.states
+            if carried is not None:
+                carried.advance(_require_state(source.final_state), ids.shape[1])
         elif carried is None:
             states, _ = self.decode(ids, context)
         else:
@@ -301,12 +335,17 @@ class Network(nn.Module):
         )  # fmt: skip
         return restore_order(self.encode_source(moved, context=context).states, order)
 
-    def encode_source(self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None) -> Source:
-        """BS -> the encoder's output, as `decode` and search need it; padding on the right only."""
+    def encode_source(
+        self, ids: Tensor, padding: Tensor | None = None, *, context: Context | None = None, memory: Memory = None
+    ) -> Source:  # fmt: skip
+        """BS -> the encoder's output, as `decode` and search need it; padding on the right only.
+
+        `memory` is the final state of an earlier text that a recurrent encoder starts from.
+        """
         context = Context(padding=padding) if context is None else context
         assert self.encoder is not None
         embedded = self.source_embed(ids, context)
-        states, final_state = self.encoder(embedded, context.child("encoder"))
+        states, final_state = self.encoder(embedded, context.child("encoder"), memory)
         read = self.decoder is not None and self.decoder.reads_embedding
         return Source(states, context.padding, final_state, embedded if read else None)
 

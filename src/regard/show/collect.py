@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -16,12 +17,16 @@ from regard.layers.record import AttentionWeights, Record, Rows, ScoreInputs
 from regard.models.model import Network
 from regard.show.summary import PooledTiles, head_statistics, top_keys
 
-_BLOCK = 1 << 24  # weights per block
+_BLOCK = 1 << 20  # weights per block: few enough for the processor's cache
 _BUDGET = 25_000_000  # weights stored per text, over all layers and heads
 _VECTORS = 10_000_000  # numbers stored of queries, keys and biases
 _MAX_MATRIX = 1 << 27  # weights of a layer that are returned as one tensor
 _TILES = (512, 256, 128, 64, 32)
 _MAX_TOP_KEYS = 64
+
+
+class Stopped(Exception):
+    """Raised by a `Progress` to stop: what is ready by then is shown."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,10 @@ class BlockwiseRecord(Record):
         self.accumulators[name].add(weights, self.progress)
 
     def layers(self) -> dict[str, LayerAttention]:
+        """The layers whose queries have all been added."""
         buckets = {name: torch.cat(parts, dim=2)[0].cpu() for name, parts in self.buckets.items()}
-        return {name: accumulator.layer(buckets.get(name)) for name, accumulator in self.accumulators.items()}
+        complete = {name: one for name, one in self.accumulators.items() if one.queries == one.shape.queries}
+        return {name: accumulator.layer(buckets.get(name)) for name, accumulator in complete.items()}
 
 
 class LayerAccumulator:
@@ -225,10 +232,14 @@ class Collector:
         return self.collect(lambda done: None)
 
     def collect(self, progress: Progress) -> dict[str, LayerAttention]:
-        """The attention of each layer; reports progress in queries times heads."""
+        """The attention of each layer, or of those that are complete when `progress` raises Stopped.
+
+        Reports progress in queries times heads.
+        """
         if "layers" not in vars(self):
             record = BlockwiseRecord(self.wanted, shapes=self.shapes, plans=self.plans, progress=progress)
-            self.forward(record)
+            with suppress(Stopped):
+                self.forward(record)
             self.layers = record.layers()
         return self.layers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from regard.schema import kind_of
 _ROWS = 8_192  # rows of the embedding table compared at once
 _QUERIES = 1_024  # tokens compared with them at once
 _MAX_POSITIONS = 512
+_PART = re.compile(r"\\x[89a-f][0-9a-f]|^<0x[0-9A-F]{2}>$")  # bytes of a character that has several
 
 Neighbours = list[list[str | float]]
 """Tokens and their cosines, the nearest first."""
@@ -34,12 +36,15 @@ def nearest_neighbours(
 ) -> list[Neighbours] | None:
     """The nearest neighbours of each token by cosine similarity; None if the model embeds characters.
 
-    A token itself and special tokens are left out. `side` chooses the embedding: "source", or else the decoder's.
+    A token itself, special tokens and parts of a character are left out. `side` chooses the embedding: "source", or
+    else the decoder's.
     """
     if network.description.embed.characters:
         return None
     weight = (network.source_embed if side == "source" else network.embed).table.weight
-    candidates = torch.from_numpy(np.flatnonzero(ordinary_tokens(tokenizer)[: len(weight)])).to(weight.device)
+    texts = tokenizer.token_texts(range(min(tokenizer.vocabulary, len(weight))))
+    whole = np.array([not _PART.search(text) for text in texts], dtype=bool)
+    candidates = torch.from_numpy(np.flatnonzero(ordinary_tokens(tokenizer)[: len(weight)] & whole)).to(weight.device)
     queries, inverse = torch.tensor(list(ids), dtype=torch.long, device=weight.device).unique(return_inverse=True)
     found = [_nearest(weight, candidates, some, count) for some in queries.split(_QUERIES)]
     neighbours = [

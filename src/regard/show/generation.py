@@ -12,12 +12,13 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.fill import encode_sentinels
-from regard.decode.generate import GeneratedText, generate_texts, prompt_requests, translation_request
-from regard.decode.inputs import check_length, require_capability
+from regard.decode.generate import QUIET, GeneratedText, Progress, generate_texts, prompt_requests, translation_request
+from regard.decode.inputs import add_special_tokens, check_length, require_capability
 from regard.decode.options import Options
 from regard.decode.search import Candidates
 from regard.errors import InputError
 from regard.models.model import Network
+from regard.show.collect import Stopped
 
 _MAX_LOGITS = 1 << 24  # logits computed at once
 IGNORED = -1
@@ -34,12 +35,14 @@ def generation_steps(
     inputs: Mapping[str, Any],
     target_ids: Sequence[int],
     *,
+    generated: tuple[int, int] = (0, 0),
     candidates: int = 10,
 ) -> list[dict[str, Any]]:
     """The token of each row, its probability and the most probable candidates; empty if the model predicts no tokens.
 
     `target_ids`: the target of an encoder-decoder, with its end token. A masked language model predicts at its masks,
-    or at all tokens if there are none.
+    or at all tokens if there are none. The `origin` of a token: "chosen" by the model, if it is one of the `generated`
+    tokens; else "given"; or "predicted", where the text has no token.
     """
     labels = label_ids(network, inputs, target_ids)
     if labels is None:
@@ -54,10 +57,15 @@ def generation_steps(
     chosen = torch.where(labels[rows] == IGNORED, tokens[:, 0], labels[rows])
     texts = tokenizer.token_texts(chosen.tolist())
     others = map(tokenizer.token_texts, tokens.tolist())
-    columns = zip(rows.tolist(), texts, logs.exp().tolist(), others, probabilities.tolist())
+    ahead = int(network.shape == "decoder")  # its row predicts the next token
+    origins = [
+        "predicted" if label == IGNORED else "chosen" if generated[0] <= row + ahead < generated[1] else "given"
+        for row, label in zip(rows.tolist(), labels[rows].tolist())
+    ]
+    columns = zip(rows.tolist(), origins, texts, logs.exp().tolist(), others, probabilities.tolist())
     return [
-        {"row": row, "chosen": [text, probability], "candidates": [[*pair] for pair in zip(some, values)]}
-        for row, text, probability, some, values in columns
+        {"row": row, "origin": origin, "chosen": [text, p], "candidates": [[*pair] for pair in zip(some, values)]}
+        for row, origin, text, p, some, values in columns
     ]
 
 
@@ -96,23 +104,38 @@ def token_probabilities(network: Network, states: Tensor, labels: Tensor, count:
 
 
 def beam_tree(
-    network: Network, tokenizers: Tokenizers, text: str, options: Options, *, prefix: str = ""
+    network: Network,
+    tokenizers: Tokenizers,
+    text: str,
+    options: Options,
+    *,
+    prefix: str = "",
+    progress: Progress = QUIET,
 ) -> tuple[list[Node], GeneratedText]:
     """Every candidate of a beam search as a node of a tree, and the best hypothesis.
 
-    A translation starts after its `prefix`, a language model's continuation after the text.
+    A translation starts after its `prefix`, a language model's continuation after the text. Reports progress in
+    tokens; when `progress` raises Stopped, the best hypothesis so far counts.
     """
     require_capability(network.description, tokenizers[0], "generate" if network.shape == "decoder" else "translate")
     options = replace(options, n_best=1)
     if network.shape == "decoder":
         requests = prompt_requests(network, tokenizers[0], [text], options)
     else:
-        source = (*encode_sentinels(tokenizers[0], text), tokenizers[0].eos)
+        source = add_special_tokens(network, tokenizers[0], encode_sentinels(tokenizers[0], text))
         check_length(network, len(source), "the text")
         requests = [translation_request(network, tokenizers[1], source, options, prefix=tokenizers[1].encode(prefix))]
     target_tokenizer = tokenizers[0 if network.shape == "decoder" else 1]
     tree = BeamTree(target_tokenizer)
-    best = generate_texts(network, target_tokenizer, requests, options, on_step=tree.add_step)[0][0]
+
+    def add_step(sentences: Tensor, candidates: Candidates, order: Tensor) -> None:
+        tree.add_step(sentences, candidates, order)
+        progress(1)
+
+    try:
+        best = generate_texts(network, target_tokenizer, requests, options, on_step=add_step)[0][0]
+    except Stopped:
+        best = tree.unfinished()
     return tree.mark_best(best), best
 
 
@@ -125,6 +148,7 @@ class BeamTree:
         self.beams = [-1]  # the node of each beam
         self.finished: dict[int, tuple[int, ...]] = {}  # the tokens of finished nodes, without an end token
         self.steps = 0
+        self.best_beam = torch.zeros(0, dtype=torch.long)  # the tokens of the best beam that continues
 
     def add_step(self, sentences: Tensor, candidates: Candidates, order: Tensor) -> None:
         """Add the candidates of a step as nodes; those in `order` continue and are the next step's parents."""
@@ -145,6 +169,14 @@ class BeamTree:
             self.nodes.append(node | {"kept": kept, "best": False})
         self.beams = [nodes.get(rank, -1) for rank in order[0].tolist()]
         self.steps += 1
+        self.best_beam = candidates.tokens[0, order[0, 0]]
+
+    def unfinished(self) -> GeneratedText:
+        """The best hypothesis of a search that was stopped: the best beam."""
+        node, tokens = self.beams[0], tuple(self.best_beam.tolist())
+        score = self.nodes[node]["score"] if node >= 0 else 0.0
+        self.finished[node] = tokens
+        return GeneratedText(self.tokenizer.decode(tokens), score, score, tokens, ended=False)
 
     def mark_best(self, best: GeneratedText) -> list[Node]:
         """The nodes, those on the path of the best hypothesis marked."""

@@ -226,8 +226,8 @@ def data_page(report: DataReport, warnings: Sequence[str]) -> str:
     rows += [("trained on", report.kept), ("duplicates among all texts", report.duplicates)]
     if report.stripped:
         rows.append(("lines with control characters removed", report.stripped))
-    if report.overlap is not None:
-        rows.append((f"validation texts also trained on, of {report.overlap[1]:,}", report.overlap[0]))
+    for overlap in report.overlaps:
+        rows += [(f"{what}, of {all_of:,}", count) for what, count, all_of in overlap.rows()]
     rows += [(f"{name}, each text {weight:g} times per epoch", texts) for name, texts, weight in report.subcorpora]
     table = "".join(f"<tr><th>{escaped(name)}</th><td>{count:,}</td></tr>" for name, count in rows)
     names = ("Source", "Target") if len(report.sides) > 1 else ("Text",)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from regard.decode.generate import Progress
+from regard.decode.generate import QUIET, Progress
 from regard.errors import InputError
 from regard.layers.contract import facts_of
 from regard.layers.record import ScoreInputs
 from regard.models.model import Network
 from regard.show.ablation import ablate_each_head
-from regard.show.collect import LayerAttention, plan_storage
+from regard.show.collect import LayerAttention, Stopped, StoragePlan, plan_storage
 from regard.show.embeddings import nearest_neighbours, position_tables
 from regard.show.generation import generation_steps
 from regard.show.html import page
-from regard.store.files import write_file
+from regard.show.labels import layer_label
+from regard.store.files import write_output
 
 if TYPE_CHECKING:
     from regard.show.trace import AttentionTrace, Example
@@ -33,7 +34,6 @@ TITLE = "What the model attends to"
 _MAX_TOKENS = 4_096  # a longer text has no candidates and no nearest neighbours
 _MAX_ABLATION_TOKENS = 1 << 16  # tokens processed again, over all heads, for the ablation of each head
 _MAX_HALF = 65_504.0
-_QUIET: Progress = lambda done: None  # noqa: E731
 
 TensorRef = dict[str, Any]
 """The blob of a tensor, its number type and its shape."""
@@ -76,11 +76,13 @@ class TracePage:
         traces = [(trace, trace.example) for _, trace in self.traces if trace.example is not None]
         return sum(example.collector.work + _ablation_work(trace) for trace, example in traces)
 
-    def save(self, path: str | Path, *, progress: Progress = _QUIET) -> None:
-        """Write one self-contained HTML file; reports progress in units of `work`."""
-        write_file(Path(path), self.html(progress=progress).encode())
+    def save(self, path: str | Path, *, progress: Progress = QUIET) -> dict[str, str]:
+        """Write one self-contained HTML file; -> what it leaves out, and why. Reports progress in units of `work`."""
+        payload, blobs = page_payload(self.traces, slider=self.slider, progress=progress)
+        write_output(Path(path), page(payload, blobs).encode())
+        return {what: why for trace in payload["traces"] for what, why in trace["left_out"]}
 
-    def html(self, title: str = TITLE, *, progress: Progress = _QUIET) -> str:
+    def html(self, title: str = TITLE, *, progress: Progress = QUIET) -> str:
         """The page that `save` writes."""
         payload, blobs = page_payload(self.traces, title=title, slider=self.slider, progress=progress)
         return page(payload, blobs)
@@ -110,57 +112,102 @@ def side_by_side(*traces: AttentionTrace, labels: Sequence[str] | None = None, s
 
 
 def page_payload(
-    traces: Traces, *, title: str = TITLE, slider: bool = False, live: str | None = None, progress: Progress = _QUIET
+    traces: Traces, *, title: str = TITLE, slider: bool = False, live: str | None = None, progress: Progress = QUIET
 ) -> tuple[dict[str, Any], list[bytes]]:
     """The page's JSON object and its blobs; `live` is the path of the server, if there is one."""
     blobs = Blobs()
-    found = [trace_payload(trace, blobs, label, progress, sharing=len(traces)) for label, trace in traces]
+    found = [
+        trace_payload(trace, blobs, label, progress, sharing=len(traces))
+        for label, trace in traces
+        if trace.collected(progress)
+    ]
+    if not found:
+        raise Stopped
     return {"version": 1, "title": title, "live": live, "traces": found, "slider": slider}, blobs.data
 
 
 def trace_payload(
-    trace: AttentionTrace, blobs: Blobs, label: str, progress: Progress = _QUIET, *, sharing: int = 1
+    trace: AttentionTrace, blobs: Blobs, label: str, progress: Progress = QUIET, *, sharing: int = 1
 ) -> dict[str, Any]:
     """The JSON object of one trace on a page that `sharing` traces share."""
     example = trace.example
-    if example is not None:
-        example.collector.collect(progress)
+    trace.collected(progress)
     plans = plan_storage({name: layer.shape for name, layer in trace.layers.items()}, sharing)
+    only_stack = not (trace.source_tokens and trace.target_tokens)
+    rest, stopped = (_NO_EXAMPLE, False) if example is None else _example(trace, example, blobs, progress)
+    left_out = dropped_views(trace, plans, rest, stopped)
     cross = [layer for name, layer in trace.layers.items() if name.endswith("cross")]
     one_stack = "encoder" if trace.source_tokens else "decoder"
     return {
         "label": label,
         "model": "" if example is None else model_summary(example.network),
-        "shape": "encoder-decoder" if trace.source_tokens and trace.target_tokens else one_stack,
+        "shape": one_stack if only_stack else "encoder-decoder",
         "sides": {name: side.to_json() for name, side in trace.sides.items()},
         "layers": [_layer(trace, name, layer.reduced(plans[name]), blobs) for name, layer in trace.layers.items()],
         "beams": None if example is None else example.beams,
         "alignment": trace.moses() if cross and all(layer.weights is not None for layer in cross) else None,
-        **(_NO_EXAMPLE if example is None else _example(trace, example, blobs, progress)),
+        "prompt": example.generated[0] if example is not None and example.generated[0] < example.generated[1] else 0,
+        "left_out": [list(pair) for pair in left_out.items()],
+        **rest,
     }
 
 
+_STOPPED = "stopped before it was ready"
+_PARTS = {"Generation": "generation", "Nearest neighbours": "neighbours"}
 _NO_EXAMPLE: dict[str, Any] = {"generation": None, "positions": [], "neighbours": None, "ablation": None}
 
 
-def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Progress) -> dict[str, Any]:
-    """What is shown besides weights: generation steps, positional encodings, nearest neighbours and ablations."""
+def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Progress) -> tuple[dict[str, Any], bool]:
+    """What is shown besides weights: positional encodings, generation steps, nearest neighbours and ablations.
+
+    They are computed in this order until `progress` raises Stopped; -> what is ready, and whether it was stopped.
+    """
     network, tokenizers, target_ids = example.network, example.tokenizers, example.target_ids
     inputs, tokens = example.collector.inputs, len(example.source_ids) + len(target_ids)
-    short = tokens <= _MAX_TOKENS
-    target_tokenizer = tokenizers[0 if network.shape == "encoder" else 1]
-    tables = [{**entry, "table": blobs.add(entry["table"])} for entry in position_tables(network, max(1, tokens))]
-    ablation = None
-    if _ablation_work(trace):
-        heads = {name: layer.shape.heads for name, layer in trace.layers.items()}
-        counted: Progress = lambda done: progress(done * tokens)  # noqa: E731
-        ablation = ablate_each_head(network, tokenizers, inputs, target_ids, heads, progress=counted)
-    return {
-        "generation": (generation_steps(network, target_tokenizer, inputs, target_ids) or None) if short else None,
-        "positions": tables,
-        "neighbours": _neighbours(trace, example) if short else None,
-        "ablation": ablation,
-    }
+    tokenizer = tokenizers[0 if network.shape == "encoder" else 1]
+    found = dict(_NO_EXAMPLE)
+    try:
+        progress(0)
+        tables = position_tables(network, max(1, tokens))
+        found["positions"] = [{**entry, "table": blobs.add(entry["table"])} for entry in tables]
+        if tokens <= _MAX_TOKENS:
+            steps = generation_steps(network, tokenizer, inputs, target_ids, generated=example.generated)
+            found["generation"] = steps or None
+            progress(0)
+            found["neighbours"] = _neighbours(trace, example)
+        if _ablation_work(trace):
+            heads = {name: layer.shape.heads for name, layer in trace.layers.items()}
+            counted: Progress = lambda done: progress(done * tokens)  # noqa: E731
+            found["ablation"] = ablate_each_head(network, tokenizers, inputs, target_ids, heads, progress=counted)
+    except Stopped:
+        return found, True
+    return found, False
+
+
+def dropped_views(
+    trace: AttentionTrace, plans: Mapping[str, StoragePlan], rest: Mapping[str, Any], stopped: bool
+) -> dict[str, str]:
+    """The views and choices that this page leaves out because of a long text or because it was stopped, and why."""
+    if trace.example is None:
+        return {}
+    example, network = trace.example, trace.example.network
+    tokens, shapes = len(trace.source_tokens) + len(trace.target_tokens), example.collector.shapes
+    missing = [name for name in shapes if name not in trace.layers]
+    found = {f"{len(missing)} of {len(shapes)} layers": _STOPPED} if missing else {}
+    if any(shape.score_numbers for shape in shapes.values()) and not all(plan.score_inputs for plan in plans.values()):
+        found["Neuron"] = f"the queries and keys of {tokens:,} tokens do not fit into the file"
+    predicts = network.description.readout.outputs == "tokens" and network.description.readout.directions == 1
+    embeds = not network.description.embed.characters
+    for view, wanted in {"Generation": predicts, "Nearest neighbours": embeds}.items():
+        if wanted and rest[_PARTS[view]] is None and (stopped or tokens > _MAX_TOKENS):
+            found[view] = f"{tokens:,} tokens; {_MAX_TOKENS:,} at most" if tokens > _MAX_TOKENS else _STOPPED
+    if shapes and rest["ablation"] is None:
+        passes = sum(shape.heads for shape in shapes.values())
+        why = f"{passes} passes over {tokens:,} tokens; {_MAX_ABLATION_TOKENS // passes:,} tokens at most"
+        found["Ablation"] = _STOPPED if _ablation_work(trace) else why
+    if any(not plan.full for plan in plans.values()):
+        found["mean, rollout and whole words"] = "only the top keys of each query fit into the file"
+    return found
 
 
 def _ablation_work(trace: AttentionTrace) -> int:
@@ -185,10 +232,11 @@ def _layer(trace: AttentionTrace, name: str, layer: LayerAttention, blobs: Blobs
     """The JSON object of one layer."""
     rows, columns = trace.axes(name)
     cross = name.endswith("cross")
+    title, tip = layer_label(name, only_stack=not (trace.source_tokens and trace.target_tokens))
     tiles = None if layer.tiles is None else {"size": layer.tiles.shape[-1], "weights": blobs.add(layer.tiles)}
     top = None if layer.top is None else {"keys": blobs.add(layer.top[0], "i4"), "weights": blobs.add(layer.top[1])}
     return {
-        "name": name, "rows": rows, "columns": columns,
+        "name": name, "title": title, "tip": tip, "rows": rows, "columns": columns,
         "causal": name.startswith("decoder") and not cross, "rollout": not cross and not trace.missing_layers(name),
         "heads": layer.shape.heads, "queries": layer.shape.queries, "keys": layer.shape.keys,
         "weights": blobs.add(layer.weights), "pooled": tiles, "top": top,

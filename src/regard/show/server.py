@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import torch
 from torch import Tensor
 
+from regard.decode.generate import QUIET, Progress
 from regard.errors import InputError, RegardError
 from regard.show.ablation import ablate
 from regard.show.html import json_text, page
@@ -35,14 +36,14 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, shown: TracePage, trace_text: TraceText, port: int = 0) -> None:
+    def __init__(self, shown: TracePage, trace_text: TraceText, port: int = 0, *, progress: Progress = QUIET) -> None:
         self.trace_text, self.lock, self.revision = trace_text, Lock(), 0
         self.base_path = f"/{secrets.token_urlsafe(16)}"
         try:
             super().__init__(("127.0.0.1", port), _RequestHandler)
         except (OSError, OverflowError) as error:
             raise InputError(f"port {port} cannot be used ({error}). Leave out --port to use a free one.") from None
-        self.show(shown)
+        self.show(shown, progress)
 
     @property
     def address(self) -> str:
@@ -54,9 +55,9 @@ class PageServer(ThreadingHTTPServer):
         """The allowed Host headers; under DNS rebinding a page from elsewhere sends another."""
         return f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}"
 
-    def show(self, shown: TracePage) -> None:
+    def show(self, shown: TracePage, progress: Progress = QUIET) -> None:
         """Serve this page from now on; requests from older pages are refused."""
-        payload, blobs = page_payload(shown.traces, slider=shown.slider, live=self.base_path)
+        payload, blobs = page_payload(shown.traces, slider=shown.slider, live=self.base_path, progress=progress)
         self.revision += 1
         self.shown, self.payload = shown, ({**payload, "revision": self.revision}, blobs)
 

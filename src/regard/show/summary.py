@@ -83,7 +83,7 @@ def top_keys(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
 class Side:
     """The tokens of one side (source, decoder input, target) and the words that cover them in order.
 
-    A token outside all words, such as a special token, is a word of its own.
+    A special token is a word of its own; a token of spaces belongs to the word after it, or else to the one before.
     """
 
     tokens: list[str]
@@ -95,7 +95,8 @@ class Side:
     def of(cls, tokens: Sequence[str], text: str, offsets: Sequence[Offsets]) -> Side:
         """Tokens, and the characters of a text that each covers: (0, 0) for none."""
         ids = word_ids(text, offsets)
-        firsts = [index for index, word in enumerate(ids) if index == 0 or word < 0 or word != ids[index - 1]]
+        owners = _with_spaces(ids, offsets)
+        firsts = [index for index, word in enumerate(owners) if index == 0 or word < 0 or word != owners[index - 1]]
         words = list(zip(firsts, [*firsts[1:], len(tokens)]))
         texts = [text[offsets[first][0] : offsets[stop - 1][1]].strip() for first, stop in words]
         texts = [covered or "".join(tokens[first:stop]) for covered, (first, stop) in zip(texts, words)]
@@ -117,7 +118,19 @@ class Side:
     def to_json(self) -> dict[str, Any]:
         """The side as the page reads it."""
         spans = [list(span) for span in self.word_spans]
-        return {"tokens": self.tokens, "word_spans": spans, "word_texts": self.word_texts}
+        ids = [self.word_ids[first] for first, _ in self.word_spans]
+        return {"tokens": self.tokens, "word_spans": spans, "word_texts": self.word_texts, "word_ids": ids}
+
+
+def _with_spaces(words: Sequence[int], offsets: Sequence[Offsets]) -> list[int]:
+    """The word of each token, with tokens of spaces in the word after them, or else in the one before."""
+    spaces = [word < 0 and stop > start for word, (start, stop) in zip(words, offsets)]
+    owners = list(words)
+    for indices, before in ((range(len(owners) - 2, -1, -1), 1), (range(1, len(owners)), -1)):
+        for index in indices:
+            if spaces[index] and owners[index] < 0:
+                owners[index] = owners[index + before]
+    return owners
 
 
 def side_of(tokenizer: Tokenizer, ids: Sequence[int], text: str | None = None) -> Side:

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import extract_links, write_moses
 from regard.decode.fill import encode_masked, encode_sentinels
+from regard.decode.generate import Progress
 from regard.decode.inputs import add_special_tokens, input_ids
 from regard.decode.options import Options
 from regard.errors import InputError
@@ -38,6 +39,7 @@ class Example:
     target_ids: list[int]
     beams: list[dict[str, Any]] | None = None  # the tree of the beam search that generated the target
     options: Options = field(default_factory=Options)  # how this model searches
+    generated: tuple[int, int] = (0, 0)  # the target tokens that the model chose: the first, and one past the last
 
     @property
     def network(self) -> Network:
@@ -185,6 +187,12 @@ class AttentionTrace(TracePage):
             return {name: _layer_of(heads) for name, heads in self.weights.items()}
         return self.example.collector.layers
 
+    def collected(self, progress: Progress) -> bool:
+        """Collect the layers; -> False if `progress` stopped it before the first was ready."""
+        if self.example is None:
+            return True
+        return bool(self.example.collector.collect(progress)) or not self.example.collector.shapes
+
     def rows(self, name: str, head: int, first: int, last: int) -> Tensor:
         """The weights of the queries from `first` to before `last` in one head, by keys, for a text of any length."""
         if self.example is None or isinstance(self.weights, dict):
@@ -244,11 +252,12 @@ def trace(
     layers: str | Sequence[str] = "*",
     beams: list[dict[str, Any]] | None = None,
     options: Options = Options(),  # noqa: B008 (frozen)
+    ended: bool = False,
 ) -> AttentionTrace:
     """Trace the attention of these layers in one forward pass over a text and its target (a text, or token ids).
 
-    A generated target is traced by teacher forcing, so rows follow the best hypothesis. `options` is how the model
-    searches, for ablations that generate again.
+    A generated target is traced by teacher forcing, so rows follow the best hypothesis; `ended`: by its own end token.
+    `options` is how the model searches, for ablations that generate again.
     """
     inputs, source_ids, target_ids = prepare_inputs(network, tokenizers, text, target)
     patterns = [layers] if isinstance(layers, str) else list(layers)
@@ -262,7 +271,10 @@ def trace(
         sides.append((tokenizers[1], target_ids, target_text))
     token_sides = tuple(side_of(*side) for side in sides)
     tokens = [tokenizers[0].token_texts(source_ids), tokenizers[1].token_texts(target_ids)]
-    example = Example(collector, tokenizers, source_ids, target_ids, beams, options)
+    chosen = 0 if target is None or isinstance(target, str) else len(target)
+    start = len(target_ids) - chosen if network.shape == "decoder" else 0
+    generated = start, start + chosen + (ended and network.shape != "decoder")
+    example = Example(collector, tokenizers, source_ids, target_ids, beams, options, generated)
     weights: Mapping[str, Tensor] = LazyWeights(collector)
     if all(plan.full for plan in collector.plans.values()):
         weights = {name: layer.weights for name, layer in collector.layers.items() if layer.weights is not None}
@@ -296,7 +308,7 @@ def prepare_inputs(
             ids += target
         source_ids, target_ids = ([], ids) if network.shape == "decoder" else (ids, [])
     else:
-        source_ids = [*encode_sentinels(tokenizer, text), tokenizer.eos]
+        source_ids = [*add_special_tokens(network, tokenizer, encode_sentinels(tokenizer, text))]
         inputs["source_ids"] = torch.tensor([source_ids], device=device)
         target_ids = encode_sentinels(target_tokenizer, target) if isinstance(target, str) else [*(target or ())]
         ids = [target_tokenizer.bos, *target_ids]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +17,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from regard.errors import DamagedFile, InputError
+from regard.errors import DamagedFile, InputError, Note, RegardError
+from regard.models.device import own_memory
 from regard.store.files import read_json
 from regard.store.folder import local_folder, read_folder, unique_parameters, write_description, write_weights
 from regard.store.huggingface.folder import write_huggingface
@@ -24,6 +28,8 @@ Format = Literal["huggingface", "regard"]
 
 _PICKLE, _PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 _TIMEOUT = 3600  # seconds for reading a pickle
+_MOST_GROWTH = 6  # tensors share storage, and there are copies: memory for reading a pickle, per byte of it
+_SPARE_MEMORY = 512 << 20
 
 
 def convert(source: Path, target: Path, to: Format, *, pickles: bool = False, parts: Sequence[type] = ()) -> Loaded:
@@ -33,12 +39,27 @@ def convert(source: Path, target: Path, to: Format, *, pickles: bool = False, pa
     source = local_folder(source, pickles=pickles)
     with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
         safe = _unpickle(source, Path(temporary)) if pickles and _has_only_pickles(source) else source
-        loaded = read_folder(safe, torch.device("cpu"), parts=parts)
+        with _naming(source, safe):
+            loaded = read_folder(safe, torch.device("cpu"), parts=parts)
     if to == "huggingface":
         write_huggingface(target, loaded)
     else:
         _write_regard(target, loaded)
     return loaded
+
+
+@contextmanager
+def _naming(source: Path, copy: Path) -> Iterator[None]:
+    """Errors and notes about a temporary copy of a folder name the folder itself."""
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always", Note)
+        try:
+            yield
+        except RegardError as error:
+            error.args = (str(error).replace(str(copy), str(source)),)
+            raise
+    for note in notes:
+        warnings.warn(str(note.message).replace(str(copy), str(source)), note.category, stacklevel=3)
 
 
 def _write_regard(folder: Path, loaded: Loaded) -> None:
@@ -64,6 +85,9 @@ def _unpickle(folder: Path, temporary: Path) -> Path:
     for path in folder.iterdir():
         if path.suffix in (".json", ".txt", ".model", ".spm") and path.name != _PICKLE_INDEX:
             shutil.copyfile(path, temporary / path.name)
+    for path in folder.glob("*/config.json"):  # of sentence-transformers
+        (temporary / path.parent.name).mkdir()
+        shutil.copyfile(path, temporary / path.parent.name / path.name)
     names = {_PICKLE}
     if (folder / _PICKLE_INDEX).exists():
         weight_map = read_json(folder / _PICKLE_INDEX).get("weight_map")
@@ -86,13 +110,23 @@ def _unpickle(folder: Path, temporary: Path) -> Path:
 def _write_safetensors(target: str, *sources: str) -> None:
     """In a process of its own: read pickles of plain tensors, write one safetensors file; nothing else is allowed."""
     tensors: dict[str, Tensor] = {}
-    for source in sources:
-        state = torch.load(source, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state) if isinstance(state, dict) else {}
-        tensors |= {str(name): value.clone().contiguous() for name, value in state.items() if isinstance(value, Tensor)}
-    if not tensors:
-        raise ValueError("it holds no tensors by name")
-    save_file(tensors, Path(target), metadata={"format": "pt"})
+    most = _MOST_GROWTH * sum(Path(source).stat().st_size for source in sources)
+    resource.setrlimit(resource.RLIMIT_AS, (own_memory("VmSize") + most + _SPARE_MEMORY,) * 2)
+    try:
+        for source in sources:
+            state = torch.load(source, map_location="cpu", weights_only=True)
+            state = state.get("state_dict", state) if isinstance(state, dict) else {}
+            tensors |= {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+        if not tensors:
+            raise ValueError("it holds no tensors by name")
+        if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > most:
+            raise MemoryError
+        copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+        save_file(copies, Path(target), metadata={"format": "pt"})
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            raise ValueError("it unpacks to far more than its own size") from None
+        raise
 
 
 if __name__ == "__main__":

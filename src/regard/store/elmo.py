@@ -25,8 +25,9 @@ from regard.layers.join import Replace
 from regard.models.model import Model, Stack
 from regard.models.readouts import LayerMix, Vector
 from regard.schema import from_dict
-from regard.store.files import first_line, json_bytes, read_json, require_file, write_file
-from regard.store.loading import Loaded, load_parameters
+from regard.store.files import first_line, json_bytes, read_json, require_file
+from regard.store.loading import Loaded, load_parameters, require_finite
+from regard.store.manifest import write_model_files
 
 Arrays = dict[str, NDArray[np.float32]]
 Shapes = dict[str, tuple[int, ...]]
@@ -143,6 +144,8 @@ def read_elmo(folder: Path) -> tuple[Model, dict[str, Tensor]]:
     options, weights = (_find(folder, name) for name in (OPTIONS, WEIGHTS))
     model = _read_options(options)
     arrays = read_arrays(weights, shapes_of(model))
+    for name, array in arrays.items():
+        require_finite(name, torch.from_numpy(array), folder)
     return model, {name: torch.from_numpy(array) for name, array in _to_ours(arrays, model).items()}
 
 
@@ -171,8 +174,7 @@ def write_elmo(folder: Path, model: Model, tensors: Mapping[str, Tensor]) -> Non
             if not np.isfinite(array).all():
                 raise InputError(f"{name} holds a value that is not finite, so it is not saved. Train it again.")
             file.create_dataset(name, data=np.ascontiguousarray(array, dtype=np.float32))
-    write_file(folder / WEIGHTS, content.getvalue())
-    write_file(folder / OPTIONS, json_bytes(asdict(options)))
+    write_model_files(folder, {WEIGHTS: content.getvalue(), OPTIONS: json_bytes(asdict(options))})
 
 
 def _find(folder: Path, name: str) -> Path:

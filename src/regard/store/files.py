@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,15 +33,38 @@ def ignore_write_point(point: str) -> None:
     """The default `on_write_point` hook: do nothing. Tests of durability pass their own."""
 
 
-def write_file(path: Path, content: bytes, on_write_point: Callable[[str], None] = ignore_write_point) -> None:
-    """Write a file atomically: write a temporary file, flush it to disk, then rename it."""
+def write_file(
+    path: Path,
+    content: bytes,
+    on_write_point: Callable[[str], None] = ignore_write_point,
+    *,
+    mode: int | None = None,
+) -> None:
+    """Write a file atomically: write a temporary file, flush it to disk, then rename it; `mode` are its permissions."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     with disk_errors(path, len(content)):
         try:
             write_flushed(temporary, content, f".{path.name}", on_write_point)
+            if mode is not None:
+                temporary.chmod(mode)
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_output(path: Path, content: bytes) -> None:
+    """Write a file that a person named: through links, into devices and pipes; a plain file atomically, mode kept."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # it does not exist yet
+        mode = None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise InputError(f"{path} is a folder. Name a file in it.")
+    if mode is not None and not stat.S_ISREG(mode):
+        with disk_errors(path, len(content)), open(path, "wb") as file:
+            file.write(content)
+        return
+    write_file(Path(os.path.realpath(path)), content, mode=None if mode is None else stat.S_IMODE(mode))
 
 
 def write_flushed(path: Path, content: bytes, label: str, on_write_point: Callable[[str], None]) -> None:
@@ -65,25 +89,33 @@ def sync_folder(path: Path) -> None:
 
 @contextmanager
 def disk_errors(path: Path, needed: int) -> Iterator[None]:
-    """Turn an OSError of a write into our error about the disk."""
+    """Turn an OSError of a write into our error about the disk; that nobody reads a pipe is no such error."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
-        room, remedy = _free_space(path, needed, error)
-        raise messages.DISK_FULL(path=path, why=error.strerror or error, room=room, remedy=remedy) from error
+        where, remedy = _what_to_do(path, needed, error)
+        raise messages.DISK_FULL(path=path, why=error.strerror or error, where=where, remedy=remedy) from error
 
 
-def _free_space(path: Path, needed: int, error: OSError) -> tuple[str, str]:
-    """The bytes needed and free, and a remedy."""
-    existing = next(parent for parent in path.absolute().parents if os.path.exists(parent))
-    try:
-        free = f"needs {needed:,} bytes, {shutil.disk_usage(existing).free:,} free"
-    except OSError:
-        free = f"needs {needed:,} bytes"
+def _what_to_do(path: Path, needed: int, error: OSError) -> tuple[str, str]:
+    """The bytes needed, and free if they are too few; and a remedy. Nothing about space where it is not lacking."""
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "", "Choose another place, or change the permissions."
     if error.errno == errno.EFBIG:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        return f"{free}, {limit:,} allowed in a file", "Raise the limit with ulimit -f."
-    return free, "Free some space or choose another --out."
+        return f" (needs {needed:,} bytes, {limit:,} allowed in a file)", "Raise the limit with ulimit -f."
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return "", "Choose another place."
+    existing = next(parent for parent in path.absolute().parents if os.path.exists(parent))
+    try:
+        free = shutil.disk_usage(existing).free
+    except OSError:
+        free = needed
+    # What was written of the file is removed by now, so more may be free than it needs.
+    room = f"{free:,} free" if free < needed else "there was less"
+    return f" (needs {needed:,} bytes, {room})" if needed else "", "Free some space or choose another place."
 
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
@@ -139,7 +171,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Read names and shapes from a safetensors header, not the tensors."""
     require_file(path)
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(path, framework="np") as file:  # torch would map the whole file into memory
             return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError) as error:
         raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error

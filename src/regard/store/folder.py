@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard import messages
-from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
+from regard.data.tokenize.tokenizer import FIRST_TEXT, SECOND_TEXT, SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError
 from regard.models.model import Model, Network
 from regard.schema import UnknownKind, from_dict, to_dict
@@ -25,7 +25,6 @@ from regard.store.files import (
     read_tensors,
     require_file,
     tensors_to_bytes,
-    write_file,
 )
 from regard.store.huggingface.folder import read_huggingface
 from regard.store.loading import (
@@ -34,12 +33,16 @@ from regard.store.loading import (
     WEIGHTS,
     Loaded,
     Vocabularies,
+    build_network,
     load_parameters,
     parameter_shapes,
     read_own_generation_config,
     refuse_pickles,
+    require_depth,
     require_finite,
+    require_memory,
 )
+from regard.store.manifest import require_unchanged, write_model_files
 from regard.version import __version__
 
 _HUB_PREFIX = "hf:"
@@ -97,23 +100,26 @@ def write_description(
         config["special_tokens"] = [
             to_dict(tokenizer.special_tokens) if tokenizer else None for tokenizer in tokenizers
         ]
-    write_file(folder / "config.json", json_bytes({**config, **(extra_config or {})}))
-    write_generation_config(folder, generation_config)
-    write_file(folder / "tokenizer.json", tokenizers[0].to_json().encode())
+    contents = {
+        "config.json": json_bytes({**config, **(extra_config or {})}),
+        "generation_config.json": json_bytes(dict(generation_config)),
+        "tokenizer.json": tokenizers[0].to_json().encode(),
+    }
     if tokenizers[1] is not None:
-        write_file(folder / "target_tokenizer.json", tokenizers[1].to_json().encode())
+        contents["target_tokenizer.json"] = tokenizers[1].to_json().encode()
+    write_model_files(folder, contents)
 
 
 def write_generation_config(folder: Path, generation_config: Mapping[str, Any]) -> None:
     """Write generation_config.json: the default options of decoding."""
-    write_file(folder / "generation_config.json", json_bytes(dict(generation_config)))
+    write_model_files(folder, {"generation_config.json": json_bytes(dict(generation_config))})
 
 
 def write_weights(
     folder: Path, tensors: Mapping[str, Tensor], on_write_point: Callable[[str], None] = ignore_write_point
 ) -> None:
     """Write model.safetensors atomically."""
-    write_file(folder / WEIGHTS, tensors_to_bytes(tensors), on_write_point)
+    write_model_files(folder, {WEIGHTS: tensors_to_bytes(tensors)}, on_write_point)
 
 
 def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = ()) -> Loaded:
@@ -122,17 +128,23 @@ def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = (
     `parts` are description classes of the caller's own that the model may consist of: a folder never names code.
     """
     folder = local_folder(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file, not a model folder. Name the folder with its config.json and weights.")
     if not folder.is_dir():
         raise InputError(f"no such model folder: {folder}. Train one with: regard train dates --out {folder}.")
+    require_unchanged(folder)
     if is_elmo(folder):
         return load_elmo(folder, device)
     config = read_json(folder / "config.json")
     if config.get("model_type") != "regard":
         return read_huggingface(folder, device)
     refuse_pickles(folder)
+    shapes = read_shapes(folder / WEIGHTS)
+    require_depth(_layers(config.get("model")), len(shapes), folder)
     description, vocabularies = _description_of(folder, config, parts)
-    _check_shapes(folder, description, vocabularies)
-    network = description.build(*vocabularies)
+    _check_shapes(folder, description, vocabularies, shapes)
+    require_memory(shapes.values(), [folder / WEIGHTS], device, folder)
+    network = build_network(description, vocabularies, f"{folder}/config.json")
     tensors = read_tensors(folder / WEIGHTS)
     for name, tensor in tensors.items():
         require_finite(name, tensor, folder)
@@ -164,10 +176,18 @@ def _description_of(folder: Path, config: dict[str, Any], parts: Sequence[type])
     return description, (vocabulary, source_vocabulary)
 
 
-def _check_shapes(folder: Path, description: Model, vocabularies: Vocabularies) -> None:
+def _layers(model: Any) -> int:
+    """The number of layers in the plain description of a model."""
+    stacks = [model.get(side) for side in ("encoder", "decoder")] if isinstance(model, dict) else []
+    layers = [stack.get("layers") for stack in stacks if isinstance(stack, dict)]
+    return sum(len(found) for found in layers if isinstance(found, list))
+
+
+def _check_shapes(
+    folder: Path, description: Model, vocabularies: Vocabularies, found: Mapping[str, tuple[int, ...]]
+) -> None:
     """Compare the parameters of the description with those of the weights before anything is allocated."""
     expected = parameter_shapes(description, vocabularies, f"{folder}/config.json")
-    found = read_shapes(folder / WEIGHTS)
     faults = [
         f"{name} is {found[name]} in {WEIGHTS}, {shape} in config.json"
         if name in found
@@ -219,10 +239,14 @@ def _checked_tokenizers(folder: Path, vocabularies: Vocabularies) -> tuple[Token
 
 def _check_special_tokens(special: SpecialTokens, size: int, target_size: int, folder: Path) -> None:
     """Raise an error if a special token is not in the vocabulary; the begin token belongs to the target's."""
-    tokens = special.eos, special.pad, special.unk, special.mask, *(special.prompt_prefix or ())
+    pieces = [*(special.single or ()), *(special.pair or ())]
+    around = [token for token, _ in pieces if token not in (FIRST_TEXT, SECOND_TEXT)]
+    tokens = special.eos, special.pad, special.unk, special.mask, *around
     known = all(token is None or token in range(size) for token in tokens)
     known = known and (special.bos is None or special.bos in range(target_size))
-    if not known or special.pair_separators not in (1, 2):
+    texts = [sorted(token for token, _ in template or () if token < 0) for template in (special.single, special.pair)]
+    complete = texts in ([[], []], [[FIRST_TEXT], [SECOND_TEXT, FIRST_TEXT]])
+    if not known or not complete or not all(segment in (0, 1) for _, segment in pieces):
         raise DamagedFile(f"{folder}/config.json cannot be used: special_tokens names tokens that the model does not "
                           "have. Restore it from a copy.")  # fmt: skip
 

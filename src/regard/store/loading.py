@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from regard import messages
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import DamagedFile, InputError, Note
+from regard.models.device import available
 from regard.models.model import Model, Network
 from regard.schema import from_dict
 from regard.store.files import read_json
@@ -21,6 +23,7 @@ from regard.store.files import read_json
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_TEXT_LENGTH = "max_text_length"  # key of config.json: tokens of a text that are embedded; the rest is cut off
 TRAINED_LENGTH = "trained_length"  # key of config.json: the longest sequence, in tokens, of the training
+_SPARE_LAYERS = 100  # layers may have no parameters
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
 _TYPES: dict[str, Any] = {
     "num_beams": int, "length_penalty": float, "early_stopping": bool | str, "max_length": int, "max_new_tokens": int,
@@ -32,6 +35,7 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 _TOKEN_SETTINGS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "eos_token_id",
                    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")  # fmt: skip
+_LENGTHS, _MAX_TOKENS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens"), 1 << 17
 _GPT2_EOS = 50256  # GPT-2's default eos_token_id, written whatever the vocabulary
 # Settings that would change the output but are not supported, with the values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -81,14 +85,41 @@ def require_finite(name: str, tensor: Tensor, folder: Path) -> None:
         raise DamagedFile(f"{name} holds a value that is not finite ({folder}). Copy or download the weights again.")
 
 
+def require_depth(depth: int, tensors: int, folder: Path) -> None:
+    """Raise an error if config.json describes many more layers than the weights can hold: building them takes long."""
+    if depth > tensors + _SPARE_LAYERS:
+        what = f"config.json says {depth:,} layers, the weights hold {tensors:,} tensors"
+        raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
+
+
+def require_memory(
+    shapes: Iterable[tuple[int, ...]], files: Iterable[Path], device: torch.device, folder: Path
+) -> None:
+    """Raise an error if the weights, as read from their files and in the network, do not fit in memory."""
+    parameters = sum(map(math.prod, shapes))
+    network, read = 4 * parameters, sum(path.stat().st_size for path in files)
+    needs = {torch.device("cpu"): read + network} | ({} if device.type == "cpu" else {device: network})
+    for place, needed in needs.items():
+        free = available(place)
+        if needed > free:
+            raise messages.DOES_NOT_FIT(
+                folder=folder, parameters=parameters, needed=needed / 1e9, free=free / 1e9, place=place.type
+            )
+
+
 def parameter_shapes(model: Model, vocabularies: Vocabularies, where: str) -> dict[str, tuple[int, ...]]:
     """The shapes of a model's parameters, without allocating them."""
+    with torch.device("meta"):
+        network = build_network(model, vocabularies, where)
+    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+
+
+def build_network(model: Model, vocabularies: Vocabularies, where: str) -> Network:
+    """The network that config.json describes."""
     try:
-        with torch.device("meta"):
-            network = model.build(*vocabularies)
+        return model.build(*vocabularies)
     except (InputError, RuntimeError, ValueError, ArithmeticError, TypeError) as error:
         raise DamagedFile(f"{where} cannot be used: {str(error).splitlines()[0]}") from error
-    return {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
 
 
 def load_parameters(network: Network, tensors: Mapping[str, Tensor]) -> None:
@@ -119,19 +150,23 @@ def read_own_generation_config(folder: Path, network: Network) -> dict[str, Any]
     path = folder / "generation_config.json"
     if not path.exists():
         return {}
-    found = read_json(path)
-    types: dict[str, Any] = {"num_beams": int, "length_penalty": float, "alignment_heads": tuple[tuple[int, int], ...]}
-    found |= {name: _typed(types[name], name, found[name], path) for name in types if name in found}
+    types: dict[str, Any] = {**_TYPES, "alignment_heads": tuple[tuple[int, int], ...]}
+    found = {name: value for name, value in read_json(path).items() if value is not None}
+    found |= {name: _typed(types[name], name, value, path) for name, value in found.items() if name in types}
     _require_tokens(found, network, path)
-    return {name: value for name, value in found.items() if value is not None}
+    return found
 
 
 def _typed(annotation: Any, name: str, value: Any, path: Path) -> Any:
     """A setting of generation_config.json, which must be of this type."""
     try:
-        return from_dict(annotation, value, where=str(path))
+        found = from_dict(annotation, value, where=str(path))
     except InputError as error:
         raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
+    if name in _LENGTHS and found > _MAX_TOKENS:
+        raise DamagedFile(f"{path} cannot be used: {name} is {found:,}, at most {_MAX_TOKENS:,} tokens are generated "
+                          "unless --max-tokens asks for more. Correct it, or copy it again.")  # fmt: skip
+    return found
 
 
 def _require_tokens(generation_config: Mapping[str, Any], network: Network, path: Path) -> None:

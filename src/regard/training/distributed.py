@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from regard.models.model import Network
 T = TypeVar("T")
 
 _START_TIMEOUT = timedelta(minutes=10)  # until all processes have started
+_REPORT_SECONDS = 2.0  # in which every process that lost another one reports
 _RANK_ZERO_TIMEOUT = timedelta(days=7)  # while rank 0 validates, saves or prepares
 
 
@@ -225,8 +227,10 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
     if int(os.environ.get("WORLD_SIZE", 1)) == 1:
         yield World(device)
         return
+    store: Store | None = None
     try:
-        yield DistributedWorld(_rendezvous(device, timeout))
+        device, store = _rendezvous(device, timeout)
+        yield DistributedWorld(device)
     except RegardError as error:
         if rank:
             error.args = (f"rank {rank}: {error}",)
@@ -236,15 +240,34 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
             raise
         timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
         what = f"has not responded for {timeout} s or more (train.timeout)" if timed_out else "has ended"
+        lost = _lost_ranks(store, rank) if store is not None else []
+        others = f"rank {' and rank '.join(map(str, lost))}" if lost else "another process"
         raise RunFailed(
-            f"rank {rank}: another process of this run {what}. Run the same command to resume; "
+            f"rank {rank}: {others} of this run {what}. Run the same command to resume; "
             "torchrun --max-restarts does so by itself."
         ) from error
     dist.destroy_process_group()
 
 
-def _rendezvous(device: torch.device, timeout: int) -> torch.device:
-    """Find the other processes and start the process group; -> the device of this process."""
+def _lost_ranks(store: Store, rank: int) -> list[int]:
+    """The ranks that do not report within some seconds that they lost another one too."""
+    missing = set(range(int(os.environ["WORLD_SIZE"]))) - {rank}
+
+    def ask() -> None:
+        with suppress(RuntimeError, ConnectionError):  # the process that holds the store has ended
+            store.set(f"lost/{rank}", "")
+            while missing:
+                missing.difference_update([other for other in missing if store.check([f"lost/{other}"])])
+                time.sleep(0.05)
+
+    asking = threading.Thread(target=ask, daemon=True)  # a store that hangs does not answer at all
+    asking.start()
+    asking.join(_REPORT_SECONDS)
+    return sorted(missing)
+
+
+def _rendezvous(device: torch.device, timeout: int) -> tuple[torch.device, Store]:
+    """Find the other processes and start the process group; -> the device of this process, and the shared store."""
     cuda = device.type == "cuda"
     if cuda:
         local, found = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
@@ -256,7 +279,7 @@ def _rendezvous(device: torch.device, timeout: int) -> torch.device:
     store = PrefixStore(_agreed_prefix(shared, rank, size), shared)
     backend, limit = "cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    return device if cuda else torch.device("cpu")
+    return device if cuda else torch.device("cpu"), store
 
 
 def _agreed_prefix(store: Store, rank: int, size: int) -> str:

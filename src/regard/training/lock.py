@@ -1,4 +1,4 @@
-"""The lock of a run's folder, and signals (SIGINT, SIGTERM) that end a run after a checkpoint."""
+"""The lock of a run's folder, and signals (SIGINT, SIGTERM, SIGHUP) that end a run after a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -18,11 +18,31 @@ from regard import messages
 from regard.errors import DiskTrouble, InputError
 from regard.store.files import PARTIAL, disk_errors
 
+_SAME_PRESS = 0.5  # seconds: signals this close together are one request to stop
+
 
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; the system releases it when the process ends, however it ends."""
-    make_writable(folder)
+    """Hold the folder's lock; the system releases it when the process ends, however it ends.
+
+    A new folder that nothing was written to is removed again.
+    """
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        make_writable(folder)
+        with _locked(folder):
+            yield
+            new = []
+    finally:
+        if new and [path.name for path in folder.glob("*")] == [".lock"]:
+            (folder / ".lock").unlink()
+        with suppress(OSError):  # another process uses it, or something was written to it
+            for path in new:
+                path.rmdir()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
     with open(folder / ".lock", "a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -31,7 +51,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
             holder = lock.read().strip() or "another process"
             raise messages.IN_USE(folder=folder, holder=holder) from None
         except OSError as error:
-            raise InputError(f"{folder} cannot be locked: {error.strerror}. Choose --out on another disk.") from None
+            raise InputError(f"{folder} cannot be locked: {error.strerror}. Choose a folder on another disk.") from None
         holder = f"process {os.getpid()} on host {socket.gethostname()} (started {time.strftime('%H:%M')})"
         with disk_errors(folder / ".lock", len(holder)):
             lock.truncate(0)
@@ -50,15 +70,16 @@ def make_writable(folder: Path) -> None:
         probe.unlink(missing_ok=True)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise DiskTrouble(f"{folder}: {error.strerror}. Free some space or choose another --out.") from None
+            raise DiskTrouble(f"{folder}: {error.strerror}. Free some space or choose another folder.") from None
         raise messages.NOT_WRITABLE(folder=folder, why=error.strerror) from None
 
 
 class Signals:
-    """Records the first SIGINT or SIGTERM; a second one ends the process at once."""
+    """Records the first SIGINT, SIGTERM or SIGHUP. A later one ends the process at once, unless it follows at once."""
 
     def __init__(self) -> None:
         self.received: int | None = None
+        self.since = 0.0  # when it was received
 
     @contextmanager
     def watched(self) -> Iterator[Signals]:
@@ -66,7 +87,10 @@ class Signals:
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._record) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+        if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # nohup: the run outlives its terminal
+            numbers.remove(signal.SIGHUP)
+        before = {number: signal.signal(number, self._record) for number in numbers}
         try:
             yield self
         finally:
@@ -74,6 +98,9 @@ class Signals:
                 signal.signal(number, handler)
 
     def _record(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received, self.since = number, time.monotonic()
+        elif time.monotonic() - self.since > _SAME_PRESS:
+            with suppress(OSError):  # not through a buffer, which this may have interrupted
+                os.write(2, b"stopped at once: what came after the last checkpoint is lost\n")
             os._exit(128 + number)
-        self.received = number

@@ -6,18 +6,19 @@ import io
 import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from regard.errors import DiskTrouble
+from regard.errors import DiskTrouble, printable
+from regard.progress import Cell, place
+from regard.schema import finite
 from regard.store.files import disk_errors, write_file
 from regard.training.step import Step
 from regard.training.validate import Validation
@@ -78,7 +79,7 @@ class Log:
 
     def write(self, step: int, values: dict[str, Any]) -> None:
         """Append a line of metrics."""
-        self.append(json.dumps({"step": step, **values}) + "\n")
+        self.append(json.dumps(finite({"step": step, **values})) + "\n")
 
     def close(self) -> None:
         """Try a last time to write the lines that wait, and report those that remain."""
@@ -150,10 +151,11 @@ class Quiet(Watcher):
 
 
 class Lines(Quiet):
-    """Plain lines on standard output, for pipes and log files: validations, some steps, the last step."""
+    """Plain lines, for pipes and log files: validations, some steps, the last step."""
 
-    def __init__(self, every: float = 10.0) -> None:
+    def __init__(self, every: float = 10.0, stream: TextIO | None = None) -> None:
         self.every = every  # minimum seconds between two lines about steps
+        self.stream = stream  # None: standard output
         self.first = self.steps = 0
         self.began = self.printed = 0.0
 
@@ -161,20 +163,46 @@ class Lines(Quiet):
         self.first, self.steps = step, steps
         self.began = self.printed = time.monotonic()
 
+    def print(self, line: str) -> None:
+        """Print a line; a full disk or a closed pipe does not stop the run."""
+        with suppress(OSError):
+            print(line, flush=True, file=self.stream)
+
     def note(self, text: str) -> None:
-        _print(text)
+        self.print(text)
 
     def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
         now = time.monotonic()
         if number < self.steps and now < self.printed + self.every:
             return
         self.printed = now
-        left = (self.steps - number) * (now - self.began) / (number - self.first)
+        self.print(self.progress(number, step, tokens_per_second))
+
+    def progress(self, number: int, step: Step, tokens_per_second: float) -> str:
+        """The step, its loss, the speed and the time left."""
+        left = (self.steps - number) * (time.monotonic() - self.began) / (number - self.first)
         speed = f"{tokens_per_second:,.0f} tokens/s" + (f", about {span(left)} left" if left >= 1 else "")
-        _print(f"step {number:,} of {self.steps:,}: training loss {step.loss:.4g}, {speed}")
+        return f"step {number:,} of {self.steps:,}: training loss {step.loss:.4g}, {speed}"
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
-        _print(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
+        self.print(f"step {number:,}: {summary(validation)}{' *' if better else ''}")
+
+
+class Notebook(Lines):
+    """The same lines in the cell of a notebook, where the line about steps updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Cell()
+
+    def print(self, line: str) -> None:
+        self.cell.print(line)
+
+    def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
+        self.cell.status(self.progress(number, step, tokens_per_second))
+
+    def end(self) -> None:
+        self.cell.show()
 
 
 class Bar(Quiet):
@@ -191,7 +219,7 @@ class Bar(Quiet):
         self.bar.start()
 
     def note(self, text: str) -> None:
-        self.console.print(escape(text), highlight=False)
+        self._print(escape(printable(text)))
 
     def stepped(self, number: int, step: Step, tokens_per_second: float) -> None:
         if self.task is not None:
@@ -200,25 +228,25 @@ class Bar(Quiet):
 
     def validated(self, number: int, validation: Validation, better: bool) -> None:
         mark = " [green]best so far[/]" if better else ""
-        self.console.print(f"[bold]step {number:,}[/] {escape(summary(validation))}{mark}", highlight=False)
+        self._print(f"[bold]step {number:,}[/] {escape(summary(validation))}{mark}")
         for sample in validation.samples:
             exact = sample.output == sample.reference
             verdict = "[green]exact[/]" if exact else f"[dim]reference {short(sample.reference)}[/]"
-            self.console.print(f"   {short(sample.source)} → {short(sample.output)}  {verdict}", highlight=False)
+            self._print(f"   {short(sample.source)} → {short(sample.output)}  {verdict}")
 
     def end(self) -> None:
-        self.bar.stop()
+        with suppress(OSError):
+            self.bar.stop()
 
-
-def _print(line: str) -> None:
-    """Print a line; a full disk or a closed pipe does not stop the run."""
-    with suppress(OSError):
-        print(line, flush=True)
+    def _print(self, text: str) -> None:
+        """Print a line; a terminal that was closed does not stop the run."""
+        with suppress(OSError):
+            self.console.print(text, highlight=False)
 
 
 def short(text: str, max_characters: int = 60) -> str:
     """A text on one line, truncated, with markup escaped."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return escape(line if len(line) <= max_characters else line[: max_characters - 1] + "…")
 
 
@@ -243,6 +271,12 @@ def _count(value: float, unit: str) -> str:
     return f"{number} {unit}{'' if number == '1' else 's'}"
 
 
-def watcher() -> Watcher:
-    """A progress bar on a terminal, plain lines elsewhere."""
-    return Bar() if sys.stderr.isatty() else Lines()
+def watcher(stream: TextIO | None = None) -> Watcher:
+    """A progress bar on a terminal, a cell in a notebook, plain lines elsewhere: on the stream, or standard output."""
+    match place():
+        case "terminal":
+            return Bar()
+        case "notebook":
+            return Notebook()
+        case _:
+            return Lines(stream=stream)

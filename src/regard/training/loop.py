@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import DiskTrouble, Interrupted, RegardError, RunFailed
 from regard.models.model import Network
 from regard.store.checkpoint import Checkpoint, checkpoints_folder, prune, save_checkpoint, saved_steps
-from regard.store.files import disk_errors, ignore_write_point, write_file
+from regard.store.files import disk_errors, ignore_write_point
 from regard.store.folder import write_weights
+from regard.store.manifest import write_model_files
 from regard.training.distributed import World
 from regard.training.log import Log, Watcher
+from regard.training.memory import first_epoch
 from regard.training.settings import Training
 from regard.training.step import Step, Trainer, cloned
-from regard.training.validate import Validation, validate
+from regard.training.validate import Validation, unknown_text, validate
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,35 @@ class Run:
             self.best, self.worse = None, 0
         if self.trainer.step:
             self.watcher.note(f"resuming at step {self.trainer.step:,} of {self.job.settings.steps:,}")
+            self.note_new_total(state.get("steps") or state["resume_facts"]["train"].get("steps"))
+
+    def note_new_total(self, before: int | None) -> None:
+        """Tell that another number of steps changes the learning rate from here on."""
+        settings, now = self.job.settings, self.job.settings.steps
+        if before is None or self.trainer.step >= now:
+            return
+        old, new = (settings.learning_rate_at(self.trainer.step + 1, steps) for steps in (before, now))
+        if old != new:
+            self.watcher.note(
+                f"train.steps was {before:,}: from step {self.trainer.step + 1:,} on, the learning rate follows the "
+                f"schedule of {now:,} steps ({new:.2e} instead of {old:.2e})."
+            )
+
+    def announce(self) -> None:
+        """Tell how often the run reads its text, and what it does otherwise than one might expect."""
+        settings, schedule = self.job.settings, self.job.settings.schedule
+        epoch = first_epoch(self.trainer.batches)
+        about = "" if epoch.exact else "about "
+        self.watcher.note(
+            f"{settings.steps:,} steps are {about}{settings.steps / epoch.steps:.3g} epochs of {epoch.steps:,} steps."
+        )
+        if self.job.valid is None:
+            self.watcher.note("nothing is validated, so the last weights are kept; to hold text out, name text.valid.")
+        if (warmup := schedule.warmup_within(settings.steps)) < schedule.warmup:
+            self.watcher.note(
+                f"the warm-up of {schedule.warmup:,} steps is longer than the run; it is shortened to {warmup:,}, a "
+                "tenth of the steps (train.schedule.warmup)."
+            )
 
     def train(self) -> None:
         """Train until the last step, a signal, or early stopping."""
@@ -90,6 +122,7 @@ class Run:
             self.log = Log(self.folder, self.trainer.step, self.unlogged, self.watcher.note)
         with disk_errors(checkpoints_folder(self.folder), 0):
             checkpoints_folder(self.folder).mkdir(exist_ok=True)  # marks the model of this folder as a run's own
+        self.announce()
         self.watcher.start(self.trainer.step, self.job.settings.steps)
         try:
             with self.trainer.signals.watched():
@@ -122,15 +155,18 @@ class Run:
                 pace = Pace()
             if step.signal:
                 self.interrupted(step.signal)
+        if self.out_of_patience and trainer.step < settings.steps and self.best is not None:
+            self.watcher.note(
+                f"stopped early at step {trainer.step:,} of {settings.steps:,}: {self.worse:,} validations in a row "
+                f"were no better than that of step {self.best['step']:,} (train.patience)."
+            )
 
     @property
     def how_to_continue(self) -> str:
         """How to train a finished run further."""
         if self.out_of_patience:
             return "Raise train.patience to continue."
-        if self.job.settings.schedule.needs_total_steps:
-            return "Its learning rate has reached the end of its schedule; to train longer, choose another --out."
-        return "Raise train.steps to continue."
+        return f"Give it more steps to continue: --set train.steps={2 * self.job.settings.steps}."
 
     @property
     def last_checkpoint(self) -> str:
@@ -172,6 +208,7 @@ class Run:
             found = validate(
                 network, self.job.tokenizers, corpus, samples,
                 lines=settings.valid_lines, displayed=settings.samples, batch_tokens=settings.budget,
+                unknown_nats=lambda: self.unknown_nats,
             )  # fmt: skip
         better = self.best is None or self.value(found) > self.best["value"]
         if better:
@@ -181,6 +218,12 @@ class Run:
         self.log.write(self.trainer.step, {**metrics, "last": True} if last else metrics)
         self.watcher.validated(self.trainer.step, found, better)
         return better
+
+    @cached_property
+    def unknown_nats(self) -> float:
+        """The nats to spell what the tokenizer does not know of the validation text."""
+        assert self.job.valid is not None
+        return float(unknown_text(self.job.valid[1], self.job.tokenizers).nats.sum())
 
     def write_best(self, weights: dict[str, Tensor]) -> None:
         """Write model.safetensors; if the disk is full, the next checkpoint tries again."""
@@ -212,7 +255,8 @@ class Run:
         settings, trainer, folder = self.job.settings, self.trainer, checkpoints_folder(self.folder)
         state = {
             "trainer": trainer.state(), "best": self.best, "worse": self.worse, "seconds": self.seconds,
-            "finished": self.finished, "unlogged": self.log.unlogged, "resume_facts": self.job.resume_facts,
+            "steps": settings.steps, "finished": self.finished, "unlogged": self.log.unlogged,
+            "resume_facts": self.job.resume_facts,
         }  # fmt: skip
         now: Snapshot = (trainer.step, state, tensors)
         try:
@@ -259,7 +303,7 @@ class Run:
         elif self.trainer.step % settings.valid_every:
             self.validate_here(weights, last=True)
         results = {"steps": self.trainer.step, "seconds": self.seconds, "best": self.best}
-        write_file(self.folder / "README.md", self.job.card(results).encode())
+        write_model_files(self.folder, {"README.md": self.job.card(results).encode()})
 
     def averaged_checkpoints(self) -> dict[str, Tensor]:
         """Checkpoint averaging: the mean of the last checkpoints' weights."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import resource
 import sys
 import time
@@ -19,30 +18,21 @@ from torch import Tensor
 from regard import messages
 from regard.data.batching import BatchSampler, Indices
 from regard.data.samples import Samples
+from regard.models.device import available, own_memory
 from regard.models.model import Network
 from regard.store.folder import unique_parameters
+from regard.training.optimizers import trainable_parameters
 from regard.training.settings import Training
 from regard.training.step import Trainer
 
 SHARE = 0.7  # of the memory, for steps; validations and checkpoints need the rest
 _SIZES = tuple(1024 << power for power in range(7))
 _POOLS = 50  # sampled to estimate an epoch
+_STEPS_PER_EPOCH = 200  # at least, of the largest batch: fewer learn slowly, however fast they are
 
 # glibc's malloc: parameter numbers, and the smallest and largest size from which it returns freed blocks to the system.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _SMALLEST, _LARGEST = 128 << 10, 32 << 20
-
-
-def available(device: torch.device) -> int:
-    """The bytes that this process can still allocate: of the device, or of the machine within all its limits."""
-    if device.type == "cuda":
-        free: int = torch.cuda.mem_get_info(device)[0]
-        return free
-    free_bytes = [_machine(), *_containers()]
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY:
-        free_bytes.append(limit - _own("VmSize"))
-    return max(0, min(free_bytes))
 
 
 def peak(work: Callable[[], object], device: torch.device, *, exact: bool = True) -> int:
@@ -61,12 +51,12 @@ def peak(work: Callable[[], object], device: torch.device, *, exact: bool = True
         ctypes.CDLL(None).malloc_trim(0)  # work that reused freed memory would seem to need none
     try:
         Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-        before, name = _own("VmRSS"), "VmHWM"
+        before, name = own_memory("VmRSS"), "VmHWM"
     except OSError:
         before, name = _highest(), ""
     with _nothing_retained() if exact else nullcontext():
         work()
-    return max(0, (_own(name) if name else _highest()) - before)
+    return max(0, (own_memory(name) if name else _highest()) - before)
 
 
 @contextmanager
@@ -83,43 +73,6 @@ def _retain_blocks_below(size: int) -> None:
     with suppress(AttributeError, OSError):
         for name, value in ((_MMAP_THRESHOLD, size), (_TRIM_THRESHOLD, 2 * size)):
             ctypes.CDLL(None).mallopt(name, value)
-
-
-def _machine() -> int:
-    """Available memory of the machine; all of it where the system does not report it."""
-    found = _table("/proc/meminfo").get("MemAvailable")
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if found is None else found
-
-
-def _containers() -> list[int]:
-    """Free memory within the limits of a container (cgroup); its file cache counts as free."""
-    found = []
-    for folder, most, now, droppable in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit, used = (Path(folder, name).read_text().strip() for name in (most, now))
-            rows = (line.split() for line in Path(folder, "memory.stat").read_text().splitlines())
-            if limit != "max":
-                found.append(int(limit) - int(used) + int(dict(rows).get(droppable, 0)))
-        except OSError:
-            continue
-    return found
-
-
-def _own(name: str) -> int:
-    """A row of /proc/self/status, in bytes."""
-    return _table("/proc/self/status").get(name, 0)
-
-
-def _table(path: str) -> dict[str, int]:
-    """The rows "name: number kB" of a file, in bytes; none where there is no such file."""
-    try:
-        rows = (line.split() for line in Path(path).read_text().splitlines())
-    except OSError:
-        return {}
-    return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
 
 
 def _highest() -> int:
@@ -167,6 +120,19 @@ def first_epoch(batches: BatchSampler) -> Epoch:
     tokens = sum(int(batches.lengths[step].sum(dtype=np.int64)) for step in steps)
     largest = max(steps, key=lambda step: len(step) * int(batches.lengths[step].max(0).sum()))
     return Epoch(round(len(steps) / share), round(tokens / share), len(pools) == batches.pools, largest)
+
+
+def static_memory(network: Network, settings: Training, device: torch.device, processes: int = 1) -> Memory:
+    """The memory of training without activations, reckoned from a network on the meta device: nothing is allocated."""
+    trained = trainable_parameters(network, settings.groups, settings.layer_decay)
+    weights, bytes_each = nbytes(unique_parameters(network).values()), 4
+    shards = processes if settings.parallel == "shard" else 1
+    return Memory(
+        weights=weights, gradients=nbytes(one.parameter for one in trained) // shards,
+        optimizer=bytes_each * settings.optimizer.state_size(trained) // shards,
+        ema=weights // shards if settings.ema is not None else 0, activations=0, measured=False,
+        available=available(device),
+    )  # fmt: skip
 
 
 class Probe:
@@ -235,12 +201,15 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 def largest_batch(
     network: Callable[[], Network], samples: Samples, settings: Training, device: torch.device
 ) -> tuple[int, bool]:
-    """The largest `batch_tokens` of 1,024, 2,048, ... whose largest step fits in memory, and whether any does."""
+    """The largest `batch_tokens` of 1,024, 2,048, ... that fits in memory, and whether any does.
+
+    An epoch keeps some hundred steps where the text is long enough, so that a short text is not learnt in a few steps.
+    """
     best, fits = _SIZES[0], False
     probe = Probe(network, samples, replace(settings, batch_tokens=best), device)
     for tokens in _SIZES:
         epoch = first_epoch(BatchSampler(samples.lengths, tokens, settings.seed, samples.mixture, samples.streams))
-        if tokens > max(best, epoch.tokens) or probe.memory(epoch.largest, SHARE).total > SHARE * probe.room:
+        if (fits and epoch.steps < _STEPS_PER_EPOCH) or probe.memory(epoch.largest, SHARE).total > SHARE * probe.room:
             break
         best, fits = tokens, True
     return best, fits

@@ -163,6 +163,10 @@ class AdamW:
         groups = torch_groups(parameters, self.weight_decay)
         return [torch.optim.AdamW(groups, betas=self.betas, eps=self.epsilon, fused=True)] if groups else []
 
+    def state_size(self, parameters: Sequence[Trainable]) -> int:
+        """The numbers that it keeps for these parameters."""
+        return sum(2 * one.parameter.numel() for one in parameters)
+
 
 @dataclass(frozen=True)
 class Adafactor:
@@ -184,6 +188,12 @@ class Adafactor:
         groups = torch_groups(parameters, self.weight_decay)
         options: dict[str, Any] = {"beta2_decay": -self.power, "eps": (None, self.epsilon), "d": self.clip_threshold}
         return [torch.optim.Adafactor(groups, **options)] if groups else []
+
+    def state_size(self, parameters: Sequence[Trainable]) -> int:
+        """The numbers that it keeps for these parameters: a row and a column of each matrix."""
+        shapes = [one.parameter.shape for one in parameters]
+        return sum(sum(math.prod(shape) // side for side in shape[-2:]) if len(shape) > 1 else shape.numel()
+                   for shape in shapes)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,11 @@ class Muon:
         options: dict[str, Any] = {"momentum": self.momentum, "adjust_lr_fn": "match_rms_adamw"}
         return [torch.optim.Muon(groups, **options), *others] if groups else others
 
+    def state_size(self, parameters: Sequence[Trainable]) -> int:
+        """The numbers that it keeps for these parameters."""
+        others = self.others.state_size([one for one in parameters if not one.hidden])
+        return sum(one.parameter.numel() for one in parameters if one.hidden) + others
+
 
 @dataclass(frozen=True)
 class Lamb:
@@ -226,6 +241,10 @@ class Lamb:
         """The optimizer of these parameters; none if there are none."""
         groups, adam = torch_groups(parameters, self.adam.weight_decay), self.adam
         return [LambOptimizer(groups, adam.betas, adam.epsilon, self.min_trust)] if groups else []
+
+    def state_size(self, parameters: Sequence[Trainable]) -> int:
+        """The numbers that it keeps for these parameters."""
+        return self.adam.state_size(parameters)
 
 
 class LambOptimizer(torch.optim.Optimizer):
@@ -268,19 +287,23 @@ class WarmUpSchedule:
     """The base of learning rate schedules, which all start with a linear warm-up."""
 
     warmup: int
-    needs_total_steps: ClassVar[bool] = False  # whether it depends on the number of all steps
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
             raise InputError(f"warmup must be 0 or more, got {self.warmup} (train.schedule.warmup).")
 
-    def factor(self, step: int, steps: int) -> float:
-        """The factor of the learning rate at a step, counted from 1."""
-        if step <= self.warmup:
-            return step / self.warmup
-        return self.after_warmup(step, min(1.0, (step - self.warmup) / max(1, steps - self.warmup)))
+    def warmup_within(self, steps: int) -> int:
+        """The steps of warm-up in a run of this many steps: a tenth of it where the warm-up would be longer."""
+        return self.warmup if self.warmup <= steps else steps // 10
 
-    def after_warmup(self, step: int, progress: float) -> float:
+    def factor(self, step: int, steps: int) -> float:
+        """The factor of the learning rate at a step, counted from 1, of a run of this many steps."""
+        warmup = self.warmup_within(steps)
+        if step <= warmup:
+            return step / warmup
+        return self.after_warmup(step, warmup, min(1.0, (step - warmup) / max(1, steps - warmup)))
+
+    def after_warmup(self, step: int, warmup: int, progress: float) -> float:
         """The factor after the warm-up; `progress` is the fraction of the remaining steps that are done."""
         raise NotImplementedError
 
@@ -291,8 +314,8 @@ class InverseSquareRoot(WarmUpSchedule):
 
     warmup: int = 4000
 
-    def after_warmup(self, step: int, progress: float) -> float:
-        return math.sqrt(max(1, self.warmup) / step)
+    def after_warmup(self, step: int, warmup: int, progress: float) -> float:
+        return math.sqrt(max(1, warmup) / step)
 
 
 @dataclass(frozen=True)
@@ -301,9 +324,8 @@ class Cosine(WarmUpSchedule):
 
     warmup: int = 0
     floor: float = 0.0
-    needs_total_steps: ClassVar[bool] = True
 
-    def after_warmup(self, step: int, progress: float) -> float:
+    def after_warmup(self, step: int, warmup: int, progress: float) -> float:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
@@ -313,9 +335,8 @@ class Linear(WarmUpSchedule):
 
     warmup: int = 0
     floor: float = 0.0
-    needs_total_steps: ClassVar[bool] = True
 
-    def after_warmup(self, step: int, progress: float) -> float:
+    def after_warmup(self, step: int, warmup: int, progress: float) -> float:
         return 1 - (1 - self.floor) * progress
 
 
@@ -325,7 +346,7 @@ class Constant(WarmUpSchedule):
 
     warmup: int = 0
 
-    def after_warmup(self, step: int, progress: float) -> float:
+    def after_warmup(self, step: int, warmup: int, progress: float) -> float:
         return 1.0
 
 

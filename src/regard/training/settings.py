@@ -74,6 +74,10 @@ class Training:
                 f"learning_rate and clip must be numbers above 0, got {self.learning_rate} and {self.clip} (train)."
             )
 
+    def learning_rate_at(self, step: int, steps: int | None = None) -> float:
+        """The learning rate at a step, counted from 1, of a run of this many steps."""
+        return self.learning_rate * self.schedule.factor(step, steps or self.steps)
+
     @property
     def budget(self) -> int:
         """`batch_tokens`, once it is a number."""

@@ -70,7 +70,7 @@ class Trainer:
         if self.cursor == Cursor(self.cursor.epoch):  # every stream starts anew
             self.streams.carried = CarriedMemory()
         indices, after = self.batches.next_step(self.cursor)
-        learning_rate = self.settings.learning_rate * self.settings.schedule.factor(self.step + 1, self.settings.steps)
+        learning_rate = self.settings.learning_rate_at(self.step + 1)
         before = self.accumulate
         while (found := self.try_gradient(indices)) is None:
             self.accumulate_more(indices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +14,8 @@ from regard.data.read.corpus import Corpus
 from regard.data.read.texts import text_parts
 from regard.data.samples import Samples
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import continue_prompts, translate
+from regard.data.tokenize.unknown import UnknownText
+from regard.decode.generate import QUIET, Progress, continue_prompts, translate
 from regard.decode.options import Options
 from regard.errors import InputError
 from regard.layers.contract import CarriedMemory
@@ -59,8 +61,13 @@ def require_metric(name: str, model: Model, *, pairs: bool) -> None:
         raise InputError(f"validations of this model have no {name} (train.best). Use one of: {', '.join(known)}.")
 
 
-def predict(network: Network, samples: Samples, batch_tokens: int, *, predictions: bool) -> Predictions:
-    """The loss on all samples, and the predictions if wanted; streams of truncated BPTT carry their memory."""
+def predict(
+    network: Network, samples: Samples, batch_tokens: int, *, predictions: bool, progress: Progress = QUIET
+) -> Predictions:
+    """The loss on all samples, and the predictions if wanted; streams of truncated BPTT carry their memory.
+
+    `progress` counts samples.
+    """
     device, found = next(network.parameters()).device, Predictions()
     carried = CarriedMemory() if samples.streams else None
     with torch.inference_mode():
@@ -70,6 +77,7 @@ def predict(network: Network, samples: Samples, batch_tokens: int, *, prediction
             states, padding = network.hidden_states(**inputs), inputs.get("padding")
             found.loss += float(network.readout.loss(states, batch.targets, 0.0, padding))
             found.targets += batch.tokens
+            progress(len(indices))
             if not predictions:
                 continue
             predicted, expected = predictions_of(network, states, batch.targets, padding)
@@ -79,6 +87,12 @@ def predict(network: Network, samples: Samples, batch_tokens: int, *, prediction
                 found.auxiliary_predicted.append(network.auxiliary(states, padding).argmax(-1))
                 found.auxiliary_expected.append(batch.auxiliary)
     return found
+
+
+def unknown_text(samples: Samples, tokenizers: tuple[Tokenizer, Tokenizer | None]) -> UnknownText:
+    """What the tokenizer does not know of the texts that are predicted."""
+    texts, tokenizer = samples.corpus.sides[-1], tokenizers[len(samples.corpus.sides) - 1] or tokenizers[0]
+    return UnknownText.of(tokenizer, texts, set(samples.left_out.index.tolist()))
 
 
 def predictions_of(
@@ -102,8 +116,12 @@ def validate(
     lines: int,
     displayed: int,
     batch_tokens: int,
+    unknown_nats: Callable[[], float] = lambda: 0.0,
 ) -> Validation:
-    """The loss, and the quality of the model's outputs: translations, masked tokens, labels or numbers."""
+    """The loss, and the quality of the model's outputs: translations, masked tokens, labels or numbers.
+
+    `unknown_nats` gives those of `unknown_text`, which count in the bits per byte.
+    """
     model = network.description
     outputs, generates = model.readout.outputs, model.shape != "encoder" and model.readout.outputs == "tokens"
     found = predict(network, samples, batch_tokens, predictions=not generates and outputs != "vectors")
@@ -123,7 +141,7 @@ def validate(
     # Span corruption has no bits per byte: not every token is a target.
     if not generates or (corpus.targets is None and model.shape != "decoder"):
         return Validation(metrics)
-    metrics["bits_per_byte"] = bits_per_byte(found.loss, samples.bytes)
+    metrics["bits_per_byte"] = bits_per_byte(found.loss + unknown_nats(), samples.bytes)
     if corpus.targets is None:
         text = next(text_parts(corpus.sources))[1]
         continued = continue_prompts(network, tokenizers[0], [text[:40]], Options(max_tokens=60))[0][0].text

@@ -10,10 +10,11 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from regard.data.corpora import Split
 from regard.data.read.texts import read_blocks
@@ -53,6 +54,12 @@ def is_music(path: str) -> bool:
     return path.endswith((".json", ".json.gz"))
 
 
+def has_splits(path: str) -> bool:
+    """Whether a JSON file has chorales to train, to validate and to test."""
+    content = _json(path)
+    return isinstance(content, dict) and all(split in content for split in get_args(Split))
+
+
 def read_chorales(path: str, split: Split) -> list[list[Chord]]:
     """The chorales of a JSON file: those of a split, or all if the file is one list."""
     content, where = _json(path), path
@@ -61,6 +68,12 @@ def read_chorales(path: str, split: Split) -> list[list[Chord]]:
             known = ", ".join(sorted(map(str, content))) or "nothing"
             raise InputError(f'{path} has no chorales under "{split}", only {known} (text.{split}). Name another file.')
         content, where = content[split], f"{path}: {split}"
+    if isinstance(content, list) and content and all(isinstance(one, dict) for one in content):
+        lines = "import json, sys; [print(json.dumps(one)) for one in json.load(sys.stdin)]"
+        raise InputError(
+            f"{path} is one JSON list of objects, and a .json holds music here (text). Write one object per line: "
+            f"python -c '{lines}' < {shlex.quote(path)} > {shlex.quote(str(Path(path).with_suffix('.jsonl')))}."
+        )
     if not isinstance(content, list):
         raise InputError(f"chorales must be a list ({where}). Write [chorale, ...]; do not name plain text .json.")
     return [_chorale(chorale, f"{where}, chorale {number:,}") for number, chorale in enumerate(content, 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import mmap
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard import messages
+from regard.errors import RegardError
 
 _FORMAT = 4  # raised when the content of tables changes
 _UNFINISHED = ".part-"  # prefix of the folder of an unfinished table
@@ -104,10 +106,16 @@ class Cache:
         except OSError as error:
             if error.filename is not None and not str(error.filename).startswith(str(self.root)):
                 raise
-            raise messages.CACHE_FULL(path=self.root, why=error.strerror or error) from None
+            raise cache_error(self.root, error) from None
         finally:
             if unfinished is not None:
                 shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def cache_error(root: Path | None, error: OSError) -> RegardError:
+    """The error for a cache that cannot be written; only a full disk needs more space."""
+    remedy = "Free some space, or name" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Name"
+    return messages.CACHE_FULL(path=root, why=error.strerror or error, remedy=remedy)
 
 
 def _remove_stale(root: Path) -> None:

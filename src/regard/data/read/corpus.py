@@ -18,7 +18,16 @@ from regard.data.corpora import Split
 from regard.data.corpora.chorales import is_music, read_chorales, text_of, transposed
 from regard.data.read.cache import Cache, digest_of
 from regard.data.read.formats import open_sides
-from regard.data.read.texts import ChainedTexts, ReadOptions, bad_utf8_texts, byte_lengths, prefixed, texts_digest
+from regard.data.read.split import HeldOut, split_texts
+from regard.data.read.texts import (
+    ChainedTexts,
+    ReadOptions,
+    StoredTexts,
+    bad_utf8_texts,
+    byte_lengths,
+    prefixed,
+    texts_digest,
+)
 from regard.errors import InputError, suggest
 
 _MAX_RANGES = 6  # of line numbers in a message
@@ -43,6 +52,12 @@ class Subcorpus:
     texts: int
     weight: float = 1.0
     header: int = 0  # lines before the first text
+    lines: Lengths | None = field(default=None, compare=False)  # which texts of the source they are; None: all
+    note: str = ""  # a warning about how it is read
+
+    def line(self, index: int) -> int:
+        """The number of a text's line, counted from 1."""
+        return 1 + self.header + (index if self.lines is None else int(self.lines[index]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +88,7 @@ class Corpus:
         ends = list(itertools.accumulate(part.texts for part in self.subcorpora))
         chosen = sorted({int(index) for index in indices})
         return "; ".join(
-            _line_ranges(part.names[0], [index + 1 + part.header - (ends[number] - part.texts) for index in run])
+            _line_ranges(part.names[0], [part.line(index - (ends[number] - part.texts)) for index in run])
             for number, run in itertools.groupby(chosen, key=lambda index: bisect_right(ends, index))
             for part in [self.subcorpora[number]]
         )
@@ -114,26 +129,44 @@ def read_corpus(
     *,
     split: Split = "test",
     transpose: int = 0,
+    held_out: HeldOut = HeldOut(),  # noqa: B008
 ) -> Corpus:
-    """The pairs of data/train.{de,en}, a .tsv or JSON lines, or the documents of a file or folder; "-" is stdin.
+    """The pairs of data/train.{de,en}, a table or JSON lines, or the documents of a file or folder; "-" is stdin.
 
-    A .json file holds chorales: those of a split, also transposed by up to `transpose` semitones up and down.
+    A .json file holds chorales: those of a split, also transposed by up to `transpose` semitones up and down. With
+    `held_out`, the texts are the split's part of a training text, which may have none.
     """
+    if held_out and (is_music(pattern) or Path(pattern).is_fifo()):
+        why = "has splits of its own" if is_music(pattern) else "can be read only once"
+        raise InputError(f"{pattern} {why} (text.valid, text.test). Name a file instead of a share.")
     if is_music(pattern):
         return _read_music(pattern, split, transpose)
     if transpose:
         raise InputError(f"{pattern} is not a .json file of music (text.transpose). Leave out transpose.")
     pair = pair_paths(pattern)
     if pair is not None:
-        return read_pairs(*pair, options, cache)
-    sides = open_sides(pattern, options, cache)
-    name = "standard input" if pattern == "-" else pattern
-    _refuse_empty(name, sides[0])
-    # In a folder texts are counted, not lines, so a header does not count.
-    part = Subcorpus((name,), len(sides[0]), header=sides[0].header if len(sides[0].counts) == 1 else 0)
-    paired = len(options.fields or ()) > len(sides) > 1
-    targets = sides[1] if len(sides) > 1 else None
-    return Corpus(sides[0], targets, (name,), subcorpora=(part,), paired_sources=paired)
+        whole = read_pairs(*pair, options, cache)
+    else:
+        sides = open_sides(pattern, options, cache)
+        name = "standard input" if pattern == "-" else pattern
+        _refuse_empty(name, sides[0])
+        # In a folder texts are counted, not lines, so a header does not count.
+        header = sides[0].header if len(sides[0].counts) == 1 else 0
+        part = Subcorpus((name,), len(sides[0]), header=header, note=sides[0].note)
+        paired = len(options.fields or ()) > len(sides) > 1
+        targets = sides[1] if len(sides) > 1 else None
+        whole = Corpus(sides[0], targets, (name,), subcorpora=(part,), paired_sources=paired)
+    return _part_of(whole, split, held_out, cache) if held_out else whole
+
+
+def _part_of(corpus: Corpus, split: Split, held_out: HeldOut, cache: Cache) -> Corpus:
+    """The part of a corpus from files that belongs to a split."""
+    stored = tuple(side for side in corpus.sides if isinstance(side, StoredTexts))
+    part = split_texts(stored, split, held_out, cache)
+    (before,) = corpus.subcorpora
+    now = replace(before, texts=len(part.indices), lines=part.indices)
+    targets = part.sides[1] if len(part.sides) > 1 else None
+    return replace(corpus, sources=part.sides[0], targets=targets, subcorpora=(now,))
 
 
 def read_pairs(

@@ -1,28 +1,47 @@
-"""File formats of a corpus: plain text by line, paragraph or file, .tsv, JSON lines (.jsonl), gzip, folders, stdin."""
+"""File formats of a corpus: plain text by line, paragraph or file, .csv, .tsv, .jsonl, gzip, folders, stdin."""
 
 from __future__ import annotations
 
+import atexit
+import csv
 import hashlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard import messages
-from regard.data.read.cache import Cache, Columns, digest_of
-from regard.data.read.texts import Bounds, ReadOptions, Scan, StoredTexts, file_errors, line_blocks, missing_file
-from regard.errors import InputError, suggest
+from regard.data.read.cache import Cache, Columns, cache_error, digest_of
+from regard.data.read.tables import Table, read_table, refuse_document
+from regard.data.read.texts import (
+    Bounds,
+    ReadOptions,
+    Scan,
+    StoredTexts,
+    file_errors,
+    input_blocks,
+    line_blocks,
+    missing_file,
+    pipe_blocks,
+    refuse_device,
+)
+from regard.errors import InputError, RegardError, suggest
 
 _MAX_FIELDS = 3
 _MAX_OBJECT_BYTES = 100_000_000
+_CSV_BLOCK = 1 << 20  # bytes of text that are stored at once
 _TAB = ord("\t")
+_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _DEFAULT_FIELDS = (("text",), ("source", "target"))
 
 Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
@@ -39,13 +58,22 @@ def open_sides(path: str, options: ReadOptions, cache: Cache) -> tuple[StoredTex
             f"{len(options.fields)} fields were named (text.fields). Name a text, a text and its target, "
             "or two texts and their target."
         )
-    files = _list_files(_save_standard_input(cache) if path == "-" else Path(path))
+    files = _list_files(_saved(path, cache))
     form = _format_of(files, path) or options.documents
-    options = replace(options, documents="line") if form in ("tsv", "jsonl") else options
+    table_form = read_table(files[0]) if form in ("tsv", "csv") else None
+    note = ""
+    if table_form is not None:
+        form = "csv" if table_form.quoted else "tsv"
+        options, note = _with_header(options, table_form, path)
+    elif options.fields is not None and form != "jsonl":
+        raise InputError(f"{path} is plain text, which has no columns (text.fields). Leave fields out.")
+    options = replace(options, documents="line") if form in ("tsv", "csv", "jsonl") else options
+    reader = partial(_read_csv, delimiter=table_form.delimiter) if table_form and form == "csv" else _READERS[form]
     before = _file_states(files)
     key = [[_file_digest(file) for file in files], [file.suffix for file in files], form, asdict(options)]
+    key += [table_form.delimiter] if table_form and form == "csv" else []
     in_place = len(files) == 1 and not _rewritten(form, options) and files[0].suffix != ".gz"
-    table = cache.table("text", key, lambda columns: _index(files, form, options, columns, copied=not in_place))
+    table = cache.table("text", key, lambda columns: _index(files, form, reader, options, columns, copied=not in_place))
     if _file_states(files) != before:
         raise messages.UNREADABLE(path=path, why="it was changed while it was read")
     if in_place:
@@ -54,20 +82,46 @@ def open_sides(path: str, options: ReadOptions, cache: Cache) -> tuple[StoredTex
         text = table.columns["text"]
         on_disk = isinstance(text, np.memmap) and text.filename
         fetch = _range_reader(Path(on_disk)) if on_disk else lambda start, stop: text[start:stop].tobytes()
+    facts = {**table.metadata, "note": note, "whole_files": form == "file"}
     return tuple(
-        StoredTexts(fetch, table.columns[name], {**table.metadata, "digest": digest_of([key, name])})
+        StoredTexts(fetch, table.columns[name], {**facts, "digest": digest_of([key, name])})
         for name in ("source", "target")
         if name in table.columns
     )
 
 
-def _index(files: list[Path], form: str, options: ReadOptions, columns: Columns, *, copied: bool) -> Mapping[str, Any]:
+def format_and_first_file(path: str) -> tuple[str, Path]:
+    """The format of a file or folder ("csv", "tsv", "jsonl", or "" for plain text), and its first file."""
+    files = _list_files(Path(path))
+    return _format_of(files, path), files[0]
+
+
+def _with_header(options: ReadOptions, table: Table, path: str) -> tuple[ReadOptions, str]:
+    """The options with the columns of a table of one or two columns that has a header, and a note about the header."""
+    names, fields = table.names, options.fields
+    if fields is not None:
+        if names and not _has_header(fields):
+            return options, messages.HEADER_READ(path=path, names=", ".join(names), example=json.dumps(names))
+        return options, ""
+    if table.width > 2:
+        wanted, example = f"a pair has 2: {table.shown()}", json.dumps(table.columns[:2], ensure_ascii=False)
+        raise messages.COLUMNS(path=path, line=1, count=table.width, wanted=wanted, example=example)
+    if names is None or not all(names) or _numbers(names):
+        return options, ""
+    numbers = json.dumps([str(number) for number in range(1, len(names) + 1)])
+    return replace(options, fields=names), messages.HEADER(path=path, names=", ".join(names), example=numbers)
+
+
+def _index(
+    files: list[Path], form: str, reader: Callable[[Scan, Iterable[bytes], list[int]], Found], options: ReadOptions,
+    columns: Columns, *, copied: bool,
+) -> Mapping[str, Any]:  # fmt: skip
     """Check files and store the bounds of their texts; copy the text itself where it cannot be read in place."""
     bad_utf8: list[int] = []
     crlf: list[tuple[int, int]] = []
     counts: list[int] = []
     texts = offset = stripped = width = 0
-    rewritten, header = _rewritten(form, options), int(form == "tsv" and _has_header(options.fields))
+    rewritten, header = _rewritten(form, options), int(form in ("tsv", "csv") and _has_header(options.fields))
     columns.append("source", np.zeros((0, 2), dtype=np.int64))
     if copied:
         columns.append("text", np.zeros(0, dtype=np.uint8))
@@ -77,7 +131,7 @@ def _index(files: list[Path], form: str, options: ReadOptions, columns: Columns,
         blocks = line_blocks(file, scan.limit)
         if copied and not rewritten:
             blocks = _copy(blocks, columns)
-        for sides, content in _READERS[form](scan, blocks, bad_here):
+        for sides, content in reader(scan, blocks, bad_here):
             if len(sides) != (width or len(sides)):
                 what = "it has a text where the files before it have pairs, or pairs where they have a text"
                 raise messages.UNREADABLE(path=file, why=what)
@@ -92,7 +146,7 @@ def _index(files: list[Path], form: str, options: ReadOptions, columns: Columns,
         bad_utf8 += [first + index for index in bad_here]
         stripped += scan.stripped
         counts.append(texts - first)
-        if scan.crlf and form != "jsonl":
+        if scan.crlf and form not in ("jsonl", "csv"):
             crlf.append((first, first + min(texts - first, scan.lines - header)))
         offset += written if rewritten else scan.offset
     return {
@@ -159,14 +213,14 @@ def _read_tsv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found
         bounds = scan.read(block)
         if fields is not None and not columns:
             (start, stop), bounds, line = (bounds[0] - offset).tolist(), bounds[1:], line + 1
-            columns = _columns_in_header(block[start:stop], fields, scan.path)
+            columns = _columns_in_header(block[start:stop].decode(errors="replace").split("\t"), fields, scan.path)
         tabs = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == _TAB) + offset
         first = np.searchsorted(tabs, bounds[:, 0])
         counts = np.searchsorted(tabs, bounds[:, 1]) - first
         wrong = np.flatnonzero(counts < max(columns) if fields else counts != 1)
         if len(wrong):
             count = int(counts[wrong[0]]) + 1
-            raise messages.COLUMNS(path=scan.path, line=line + 1 + int(wrong[0]), count=count)
+            raise _wrong_columns(scan.path, line + 1 + int(wrong[0]), count, columns if fields else ())
         edges = np.append(tabs, 0)
         sides = []
         for column in columns:
@@ -182,6 +236,70 @@ def _read_tsv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found
         written += len(content)
         yield found, content
     bad_utf8 += [number - has_header for number in scan.bad_utf8 if number >= has_header]
+
+
+def _read_csv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int], *, delimiter: str) -> Found:
+    """Columns of a quoted table: all of its one or two, or those that `fields` names."""
+    fields = scan.options.fields
+    columns = _column_numbers(fields) if fields is not None and not _has_header(fields) else ()
+    lines = _CheckedLines(scan, blocks)
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    rows: list[list[bytes] | None] = []  # None: not UTF-8, left out
+    index = written = last = size = 0
+    try:
+        for cells in reader:
+            first, last = last, reader.line_num
+            if not any(cells):
+                continue
+            if not columns:
+                if fields is not None:
+                    columns = _columns_in_header(cells, fields, scan.path)
+                    continue
+                columns = tuple(range(len(cells)))
+            if len(cells) <= max(columns) or (fields is None and len(cells) != len(columns)):
+                raise _wrong_columns(scan.path, first + 1, len(cells), columns if fields else (), len(columns))
+            if lines.bad.intersection(range(first, last)):
+                bad_utf8.append(index)
+                rows.append(None)
+            else:
+                rows.append(_merge_pair([cells[column].replace("\r\n", "\n").encode() for column in columns]))
+            index, size = index + 1, size + sum(map(len, rows[-1] or ()))
+            if size > _CSV_BLOCK:
+                yield _concatenate(rows, min(len(columns), 2), written)
+                rows, written, size = [], written + size, 0
+    except csv.Error as error:
+        raise messages.NOT_CSV(path=scan.path, line=reader.line_num, why=_csv_fault(str(error))) from None
+    if rows:
+        yield _concatenate(rows, min(len(columns), 2), written)
+
+
+class _CheckedLines:
+    """The lines of a file as text, checked on the way; `bad` are the numbers of lines that are not UTF-8."""
+
+    def __init__(self, scan: Scan, blocks: Iterable[bytes]) -> None:
+        self.scan, self.blocks, self.bad = scan, blocks, set[int]()
+
+    def __iter__(self) -> Iterator[str]:
+        for block in self.blocks:
+            offset, before = self.scan.offset, len(self.scan.bad_utf8)
+            bounds = self.scan.read(block)
+            self.bad.update(self.scan.bad_utf8[before:])
+            for start, stop in (bounds - offset).tolist():
+                yield block[start:stop].decode("utf-8", "replace") + "\n"
+
+
+def _csv_fault(error: str) -> str:
+    """What is wrong with a quoted table, in our words."""
+    if "unexpected end" in error or "field limit" in error:
+        return "a quote is opened and not closed"
+    return "a quote inside a quoted cell must be doubled" if "expected after" in error else error
+
+
+def _wrong_columns(path: str | Path, line: int, count: int, columns: Sequence[int], width: int = 2) -> RegardError:
+    """The error for a line without the wanted columns; `columns` are those that `fields` names."""
+    usual = "a pair has 2" if width == 2 else f"the line before has {width}"
+    wanted = f"text.fields needs {max(columns) + 1}" if columns else usual
+    return messages.COLUMNS(path=path, line=line, count=count, wanted=wanted, example='["1", "2"]')
 
 
 def _read_jsonl(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int]) -> Found:
@@ -220,7 +338,7 @@ _READERS = {
 
 def _rewritten(form: str, options: ReadOptions) -> bool:
     """Whether the texts must be copied one by one, because the file does not hold them as they are."""
-    return form == "jsonl" or (form == "tsv" and len(options.fields or ()) == _MAX_FIELDS)
+    return form in ("jsonl", "csv") or (form == "tsv" and len(options.fields or ()) == _MAX_FIELDS)
 
 
 def _concatenate(rows: Sequence[list[bytes] | None], sides: int, offset: int) -> tuple[tuple[Bounds, ...], bytes]:
@@ -265,7 +383,11 @@ def _parse_object(
 
 def _has_header(fields: tuple[str, ...] | None) -> bool:
     """Whether fields are names, which the first line of a .tsv must list, and not numbers of columns."""
-    return fields is not None and not all(field.isascii() and field.isdigit() for field in fields)
+    return fields is not None and not _numbers(fields)
+
+
+def _numbers(fields: tuple[str, ...]) -> bool:
+    return all(field.isascii() and field.isdigit() for field in fields)
 
 
 def _column_numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
@@ -278,9 +400,9 @@ def _column_numbers(fields: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(int(field) - 1 for field in fields)
 
 
-def _columns_in_header(line: bytes, fields: tuple[str, ...], path: str | Path) -> tuple[int, ...]:
-    """The columns that have these names in the header of a .tsv."""
-    names = [name.strip() for name in line.decode(errors="replace").split("\t")]
+def _columns_in_header(cells: Sequence[str], fields: tuple[str, ...], path: str | Path) -> tuple[int, ...]:
+    """The columns that have these names in the header of a table."""
+    names = [name.strip() for name in cells]
     for field in fields:
         if field not in names:
             raise InputError(f'{path} line 1 names no column "{field}" (text.fields). {suggest(field, names)}')
@@ -328,29 +450,58 @@ def _list_files(path: Path) -> list[Path]:
     return found
 
 
+def has_fields(path: str) -> bool:
+    """Whether a file, or the files of a folder, have fields, by their names."""
+    return Path(path).exists() and _format_of(_list_files(Path(path)), path) != ""
+
+
 def _format_of(files: list[Path], path: str) -> str:
-    """The format of files by their names: "tsv", "jsonl", or "" for plain text."""
+    """The format of files by their names: "csv", "tsv", "jsonl", or "" for plain text; a document is refused."""
     plain = [Path(file.stem) if file.suffix == ".gz" else file for file in files]
-    forms = sorted({{".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(file.suffix, "") for file in plain})
+    for file, name in zip(files, plain):
+        refuse_document(file, name.suffix)
+    forms = sorted({_FORMATS.get(file.suffix.lower(), "") for file in plain})
     if len(forms) > 1:
         raise InputError(
-            f"{path} holds files of several formats (text). Put .tsv, .jsonl and plain text into separate folders."
+            f"{path} holds files of several formats (text). Put each into a folder of its own: .csv, .tsv, .jsonl, "
+            "plain text."
         )
     return forms[0]
 
 
-def _save_standard_input(cache: Cache) -> Path:
-    """Save standard input to a file, named by its content and by the format of its first line."""
-    folder = cache.root or Path(tempfile.mkdtemp(prefix="regard-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
+def _saved(path: str, cache: Cache) -> Path:
+    """The file or folder itself; standard input and pipes, which can be read only once, are saved to a file first."""
+    if path == "-":
+        return _saved_input(sys.stdin, cache)
+    refuse_device(Path(path))
+    return _save(pipe_blocks(Path(path)), cache) if Path(path).is_fifo() else Path(path)
+
+
+@lru_cache(maxsize=1)
+def _saved_input(stream: object, cache: Cache) -> Path:  # noqa: ARG001 (another stream is another input)
+    """The file of standard input; it is read once, though several splits may come from it."""
+    return _save(input_blocks(), cache)
+
+
+def _save(blocks: Iterable[bytes], cache: Cache) -> Path:
+    """Save blocks to a file, named by its content and by the format of its first line."""
+    folder = cache.root
+    if folder is None:
+        folder = Path(tempfile.mkdtemp(prefix="regard-"))
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    digest, first = hashlib.sha256(), b""
     unfinished = folder / f".input.{os.getpid()}.part"
-    first = b""
-    with open(unfinished, "wb") as file:
-        while block := sys.stdin.buffer.read(1 << 20):
-            first = first or block
-            digest.update(block)
-            file.write(block)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            for block in blocks:
+                first += block[: (1 << 16) - len(first)]
+                digest.update(block)
+                file.write(block)
+    except OSError as error:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise cache_error(folder, error) from None
     zipped = first.startswith(b"\x1f\x8b")
     line = (zlib.decompressobj(31).decompress(first, 1 << 16) if zipped else first).partition(b"\n")[0]
     suffix = ".jsonl" if line.lstrip().startswith(b"{") else ".tsv" if line.count(b"\t") == 1 else ".txt"

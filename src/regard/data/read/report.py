@@ -1,4 +1,4 @@
-"""Data report: size, lengths, duplicates, overlap with validation and misalignment of a corpus, before training."""
+"""Data report: size, lengths, duplicates, overlap with held-out text and misalignment of a corpus, before training."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ _BINS = 12
 _BLOCK = 100_000
 _BAR = 30
 _SIDES = ("source", "target")
+_LONG_LINE = 40  # characters, below which lines repeat by chance
+_USUAL_LINES = 0.2  # of the long lines; more means that a text stands in the training text
+
+Hashes = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,38 @@ class LengthHistogram:
 
 
 @dataclass(frozen=True)
+class Overlap:
+    """How much of a held-out text also stands in the training text."""
+
+    split: str  # "valid" or "test"
+    name: str
+    texts: int
+    same: int  # texts or pairs that are in the training text
+    same_source: int  # pairs whose source is, with another target
+    lines: int  # long lines, if the texts have several
+    same_lines: int  # of these, how many are lines of the training text
+
+    @property
+    def what(self) -> str:
+        return "validation" if self.split == "valid" else self.split
+
+    def rows(self) -> list[tuple[str, int, int]]:
+        """What is counted, how many, of how many."""
+        found = [(f"{self.what} also in training", self.same, self.texts)]
+        found += [(f"{self.what}, only the source", self.same_source, self.texts)] if self.same_source else []
+        return found + ([(f"{self.what}, long lines", self.same_lines, self.lines)] if self.same_lines else [])
+
+    def warnings(self) -> list[str]:
+        facts = {"what": self.what, "path": self.name}
+        found = [messages.OVERLAP(count=self.same, lines=self.texts, **facts)] if self.same else []
+        if self.same_source:
+            found.append(messages.OVERLAP_SOURCE(count=self.same_source, lines=self.texts, **facts))
+        if not self.same and self.same_lines > _USUAL_LINES * self.lines:
+            found.append(messages.OVERLAP_LINES(count=self.same_lines, lines=self.lines, **facts))
+        return found
+
+
+@dataclass(frozen=True)
 class DataReport:
     """A corpus in numbers; texts = kept + left out."""
 
@@ -43,22 +79,22 @@ class DataReport:
     left_out: dict[str, int]
     stripped: int  # lines from which control characters are removed
     duplicates: int  # texts that repeat an earlier one
-    overlap: tuple[int, int] | None  # validation texts that are in the training text, and all validation texts
+    overlaps: tuple[Overlap, ...]  # of the validation text and of the test text
     sides: tuple[LengthHistogram, ...]
     shift: Shift | None
     subcorpora: tuple[tuple[str, int, float], ...]  # if several: name, texts, weight
+    notes: tuple[str, ...] = ()  # warnings about how the files were read
 
-    def warnings(self, *, valid: str = "the validation text", listed: str = "") -> list[str]:
+    def warnings(self, *, listed: str = "") -> list[str]:
         """Warnings about the corpus."""
-        found = []
+        found = list(self.notes)
         if self.left_out:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in self.left_out.items())
             count = self.texts - self.kept
             found.append(
                 messages.LEFT_OUT(path=self.names[0], count=count, lines=self.texts, reasons=reasons, listed=listed)
             )
-        if self.overlap is not None and self.overlap[0]:
-            found.append(messages.OVERLAP(count=self.overlap[0], lines=self.overlap[1], path=valid))
+        found += [warning for overlap in self.overlaps for warning in overlap.warnings()]
         if self.shift is not None:
             shift = {name: value for name, value in asdict(self.shift).items() if name != "last"}
             found.append(messages.SHIFTED(path=self.names[0], **shift))
@@ -71,8 +107,8 @@ class DataReport:
         lines += [f"{'  used':36}{self.kept:>12,}", f"{'duplicates':36}{self.duplicates:>12,}"]
         if self.stripped:
             lines.append(f"{'control characters removed':36}{self.stripped:>12,}")
-        if self.overlap is not None:
-            lines.append(f"{'validation also in training':36}{self.overlap[0]:>12,} of {self.overlap[1]:,}")
+        for overlap in self.overlaps:
+            lines += [f"{what:36}{count:>12,} of {all_of:,}" for what, count, all_of in overlap.rows()]
         lines += [f"{'  ' + name:36}{count:>12,} x {weight:g}" for name, count, weight in self.subcorpora]
         for name, side in zip(_SIDES if len(self.sides) > 1 else ("text",), self.sides):
             lines += ["", f"{name}: {side.tokens:,} tokens, the longest text {side.max_length:,}"]
@@ -84,12 +120,13 @@ class DataReport:
 
 
 def report_on(
-    corpus: Corpus, samples: Samples, valid: Corpus | None, cache: Cache = Cache(), *, aligned: bool = True  # noqa: B008
+    corpus: Corpus, samples: Samples, held_out: Mapping[str, Corpus], cache: Cache = Cache(), *, aligned: bool = True  # noqa: B008
 ) -> DataReport:  # fmt: skip
-    """The report on a corpus; the slow counts are cached."""
-    key = [corpus.digest, None if valid is None else valid.digest, aligned] if cache.root else None
-    found = cache.table("report", key, lambda columns: _count(corpus, valid, aligned)).metadata
-    overlap, shift = found["overlap"], found["shift"]
+    """The report on a corpus, with the held-out texts by split; the slow counts are cached."""
+    digests = [[split, held.names[0], held.digest] for split, held in held_out.items()]
+    key = [corpus.digest, digests, aligned] if cache.root else None
+    found = cache.table("report", key, lambda columns: _count(corpus, held_out, aligned)).metadata
+    shift = found["shift"]
     parts = corpus.subcorpora if len(corpus.subcorpora) > 1 else ()
     return DataReport(
         names=corpus.names,
@@ -98,31 +135,53 @@ def report_on(
         left_out=samples.left_out.counts(),
         stripped=sum(stripped_lines(side) for side in corpus.sides),
         duplicates=found["duplicates"],
-        overlap=None if overlap is None else (overlap[0], overlap[1]),
+        overlaps=tuple(Overlap(**overlap) for overlap in found["overlaps"]),
         sides=tuple(map(_histogram, samples.text_lengths)),
         shift=None if shift is None else Shift(**shift),
         subcorpora=tuple((part.names[0], part.texts, part.weight) for part in parts),
+        notes=tuple(dict.fromkeys(part.note for part in corpus.subcorpora if part.note)),
     )
 
 
-def _count(corpus: Corpus, valid: Corpus | None, aligned: bool) -> Mapping[str, Any]:
-    hashes = _hashes(corpus)
-    hashes.sort()
+def _count(corpus: Corpus, held_out: Mapping[str, Corpus], aligned: bool) -> Mapping[str, Any]:
+    hashes = np.sort(_hashes(corpus.sides))
     duplicates = int((hashes[1:] == hashes[:-1]).sum())
-    overlap = None
-    if valid is not None:
-        wanted = _hashes(valid)
-        nearest = np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)
-        overlap = [int((hashes[nearest] == wanted).sum()), len(valid)]
+    overlaps = [asdict(_overlap(corpus, hashes, split, held)) for split, held in held_out.items()]
     shift = None
     if aligned and corpus.targets is not None:
         shift = find_shift(byte_lengths(corpus.sources), byte_lengths(corpus.targets))
-    return {"duplicates": duplicates, "overlap": overlap, "shift": None if shift is None else asdict(shift)}
+    return {"duplicates": duplicates, "overlaps": overlaps, "shift": None if shift is None else asdict(shift)}
 
 
-def _hashes(corpus: Corpus) -> NDArray[np.int64]:
+def _overlap(corpus: Corpus, hashes: Hashes, split: str, held: Corpus) -> Overlap:
+    """How much of a held-out text is in a corpus, whose texts have these sorted hashes."""
+    same = _found_in(hashes, _hashes(held.sides))
+    same_source, lines, same_lines = 0, 0, 0
+    if held.targets is not None:
+        sources = np.sort(_hashes((corpus.sources,)))
+        same_source = int((_found_in(sources, _hashes((held.sources,))) & ~same).sum())
+    elif (wanted := np.fromiter(_long_lines(held.sources), dtype=np.int64)).size:
+        lines, known = len(wanted), set(wanted.tolist())
+        seen = {line for line in _long_lines(corpus.sources) if line in known}
+        same_lines = int(np.isin(wanted, list(seen)).sum())
+    return Overlap(split, held.names[0], len(held), int(same.sum()), same_source, lines, same_lines)
+
+
+def _found_in(hashes: Hashes, wanted: Hashes) -> NDArray[np.bool_]:
+    """Which of the wanted hashes are among these sorted ones."""
+    return np.asarray(hashes[np.minimum(np.searchsorted(hashes, wanted), len(hashes) - 1)] == wanted)
+
+
+def _hashes(sides: Sequence[Sequence[str]]) -> Hashes:
     """A 64-bit hash of each text or pair."""
-    return np.fromiter(map(hash, zip(*map(_side_hashes, corpus.sides))), dtype=np.int64, count=len(corpus))
+    return np.fromiter(map(hash, zip(*map(_side_hashes, sides))), dtype=np.int64, count=len(sides[0]))
+
+
+def _long_lines(texts: Sequence[str]) -> Iterator[int]:
+    """A hash of each long line of texts that have several lines."""
+    for _, part in text_parts(texts):
+        if "\n" in part:
+            yield from (hash(line) for line in part.split("\n") if len(line.strip()) >= _LONG_LINE)
 
 
 def _side_hashes(texts: Sequence[str]) -> Iterator[int]:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import codecs
 import gzip
 import hashlib
+import io
 import itertools
+import os
 import re
+import select
 import shlex
+import stat
+import sys
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +37,8 @@ Bounds = NDArray[np.int64]
 STANDARD_INPUT = "standard input"
 MAX_LINE_BYTES = 1_000_000
 _BLOCK = 1 << 20
+_MAX_WAIT = 10.0  # seconds until somebody opens a pipe to write to it
+_DEVICE = "it is a device, not a file"
 _RUN = 100_000
 _PART = 100_000
 _PART_END = re.compile(r"(?<=\S)(?=[ \n])")
@@ -53,15 +60,52 @@ def read_blocks(path: Path) -> Iterator[bytes]:
     """The blocks of a file, decompressed if its name ends in .gz."""
     with file_errors(path), open(path, "rb") as raw:
         zipped = path.suffix == ".gz"
-        if not zipped:
-            refuse_utf16_and_gzip(path, raw.read(2))
-        raw.seek(0)
         file: BinaryIO = gzip.open(raw) if zipped else raw  # type: ignore[assignment]  # noqa: SIM115
         try:
-            while block := file.read(_BLOCK):
+            start = b"" if zipped else raw.read(4)  # a pipe cannot be read twice
+            refuse_utf16_and_gzip(path, start)
+            while block := start + file.read(max(0, _BLOCK - len(start))):
                 yield block
+                start = b""
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise messages.NOT_GZIP(path=path, why=error) from None
+
+
+def input_blocks() -> Iterator[bytes]:
+    """The blocks of standard input, as they come."""
+    with file_errors(Path(STANDARD_INPUT)):
+        if not sys.stdin.readable():
+            raise messages.UNREADABLE(path=STANDARD_INPUT, why="it is closed")
+        with suppress(io.UnsupportedOperation):
+            state = os.fstat(sys.stdin.fileno())
+            endless = stat.S_ISCHR(state.st_mode) and not os.path.samestat(state, os.stat(os.devnull))
+            if endless and not sys.stdin.isatty():
+                raise messages.UNREADABLE(path=STANDARD_INPUT, why=_DEVICE)
+        while block := sys.stdin.buffer.read1(_BLOCK):  # type: ignore[union-attr]
+            yield block
+
+
+def pipe_blocks(path: Path) -> Iterator[bytes]:
+    """The blocks of a named pipe, or of `<(a command)`; an error if nobody writes to it."""
+    with file_errors(path):
+        pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            if not select.select([pipe], [], [], _MAX_WAIT)[0]:
+                with suppress(BlockingIOError):  # somebody has it open, and has written nothing yet
+                    if not (first := os.read(pipe, _BLOCK)):
+                        raise messages.UNREADABLE(path=path, why="nobody writes to this pipe")
+                    yield first
+            os.set_blocking(pipe, True)
+            while block := os.read(pipe, _BLOCK):
+                yield block
+        finally:
+            os.close(pipe)
+
+
+def refuse_device(path: Path) -> None:
+    """Refuse a device, whose bytes may never end."""
+    if path.is_char_device() or path.is_block_device():
+        raise messages.UNREADABLE(path=path, why=_DEVICE)
 
 
 def line_blocks(path: Path, limit: int | None = None) -> Iterator[bytes]:
@@ -216,10 +260,12 @@ def file_errors(path: Path) -> Iterator[None]:
 
 
 def refuse_utf16_and_gzip(path: str | Path, start: bytes) -> None:
-    """Refuse a file whose first two bytes show UTF-16 or gzip."""
-    if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        raise messages.UTF16(path=path, mark=start.hex(" ").upper(), quoted=shell_quoted(path))
-    if start == b"\x1f\x8b":
+    """Refuse a file whose first four bytes show UTF-16, UTF-32 or gzip."""
+    for mark in (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        if start.startswith(mark):
+            encoding, shown = f"UTF-{8 * len(mark)}", mark.hex(" ").upper()
+            raise messages.UTF16(path=path, encoding=encoding, mark=shown, quoted=shell_quoted(path))
+    if start.startswith(b"\x1f\x8b"):
         raise messages.GZIP(path=path, quoted=shell_quoted(path))
 
 
@@ -244,17 +290,34 @@ class StoredTexts(Texts):
     """Texts in a file; each is read when it is accessed."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], bounds: Bounds, metadata: Mapping[str, Any]) -> None:
-        self._fetch, self.bounds = fetch, bounds
+        self._fetch, self.bounds, self._metadata = fetch, bounds, metadata
         self.digest: str = metadata["digest"]
         self.bad_utf8 = frozenset[int](metadata["bad_utf8"])  # indices of texts left out because of it
         self.counts: list[int] = metadata["counts"]  # texts per file
         self.stripped: int = metadata["stripped"]  # lines from which control characters are removed
         self.header: int = metadata["header"]  # lines before the first text of each file
+        self.note: str = metadata.get("note", "")  # a warning about how the files are read
+        self.whole_files: bool = metadata.get("whole_files", False)  # a text is a whole file
         self._strip: bool = metadata["strip"]
         self._crlf = [range(*run) for run in metadata["crlf"]]  # indices of texts whose lines end in \r\n
 
     def __len__(self) -> int:
         return len(self.bounds)
+
+    def part(self, indices: NDArray[np.int64], bounds: Bounds, name: str) -> StoredTexts:
+        """The texts with these indices, each within these bounds; `name` identifies the part in digests."""
+        ends = np.searchsorted(indices, np.cumsum([0, *self.counts]))
+        return StoredTexts(self._fetch, bounds, {
+            **self._metadata,
+            "digest": digest_of([name, self.digest]),
+            "bad_utf8": np.flatnonzero(np.isin(indices, list(self.bad_utf8))).tolist() if self.bad_utf8 else [],
+            "crlf": [np.searchsorted(indices, [run.start, run.stop]).tolist() for run in self._crlf],
+            "counts": np.diff(ends).tolist(),
+        })  # fmt: skip
+
+    def raw(self, start: int, stop: int) -> bytes:
+        """The bytes between two offsets."""
+        return self._fetch(start, stop)
 
     def at(self, index: int) -> str:
         start, stop = self.bounds[index].tolist()

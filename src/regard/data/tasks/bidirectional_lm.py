@@ -34,8 +34,10 @@ class BidirectionalLM(TaskBase):
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> BidirectionalSamples:  # fmt: skip
         require_one_side(corpus, bpe_dropout)
-        chunks = chunk_documents(corpus, tokenizers[0], cache, max_tokens=self.length - 2)
-        return BidirectionalSamples(chunks=chunks, template=Template.of(tokenizers[0]))
+        template = Template.of(tokenizers[0])
+        max_tokens = self.length - template.num_special_tokens(1)
+        chunks = chunk_documents(corpus, tokenizers[0], cache, max_tokens=max_tokens)
+        return BidirectionalSamples(chunks=chunks, template=template)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -44,7 +46,7 @@ class BidirectionalSamples(ChunkSamples):
 
     @property
     def lengths(self) -> NDArray[Any]:
-        return np.asarray(self.chunks.lengths)[:, None] + 2
+        return np.asarray(self.chunks.lengths)[:, None] + self.template.num_special_tokens(1)
 
     def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
         """A batch of chunks; targets are BT2: the next token and the previous one."""

@@ -51,8 +51,9 @@ class MaskedLM(TaskBase):
         self, corpus: Corpus, tokenizers: Tokenizers, cache: Cache = Cache(), *, bpe_dropout: float = 0.0  # noqa: B008
     ) -> MaskedSamples:  # fmt: skip
         require_one_side(corpus, bpe_dropout)
-        tokenizer, mask = tokenizers[0], tokenizers[0].mask
-        special, least = (3, 2) if self.next_sentence else (2, 1)
+        tokenizer, mask, template = tokenizers[0], tokenizers[0].mask, Template.of(tokenizers[0])
+        texts = least = 2 if self.next_sentence else 1
+        special = template.num_special_tokens(texts)
         chunks = chunk_documents(corpus, tokenizer, cache, max_tokens=self.length - special, min_tokens=least)
         if self.next_sentence and len(chunks) < 2:
             raise InputError(
@@ -60,7 +61,7 @@ class MaskedLM(TaskBase):
                 "Use more text, or next_sentence = false."
             )
         return MaskedSamples(
-            chunks=chunks, template=Template.of(tokenizer), task=self, mask=mask, ordinary=ordinary_tokens(tokenizer),
+            chunks=chunks, template=template, task=self, mask=mask, ordinary=ordinary_tokens(tokenizer),
             boundaries=word_boundaries(tokenizer) if self.whole_word_masking else None,
         )  # fmt: skip
 
@@ -91,7 +92,8 @@ class MaskedSamples(ChunkSamples):
     @property
     def lengths(self) -> NDArray[Any]:
         """Chunks by one side; an upper bound with `next_sentence`, where a random second segment may be shorter."""
-        return np.asarray(self.chunks.lengths)[:, None] + (3 if self.task.next_sentence else 2)
+        special = self.template.num_special_tokens(2 if self.task.next_sentence else 1)
+        return np.asarray(self.chunks.lengths)[:, None] + special
 
     def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
         """A batch of chunks, masked at random; targets are the original tokens at chosen positions."""
@@ -101,7 +103,7 @@ class MaskedSamples(ChunkSamples):
         if self.task.next_sentence:
             texts, is_random = self._two_segments(chosen, random)
         filled = self.template.fill(texts)
-        predicted = self._choose(filled, texts, random)
+        predicted = self._choose(filled, random)
         inputs = {"ids": torch.from_numpy(self._masked(filled.ids, predicted, random))}
         if is_random is not None:
             inputs["segments"] = torch.from_numpy(filled.segments)
@@ -112,21 +114,17 @@ class MaskedSamples(ChunkSamples):
             None if is_random is None else torch.from_numpy(is_random),
         )
 
-    def _choose(self, filled: FilledTemplate, texts: list[TokenRows], random: SampleRandom) -> NDArray[np.bool_]:
+    def _choose(self, filled: FilledTemplate, random: SampleRandom) -> NDArray[np.bool_]:
         """BT: the tokens to predict. Tokens, or words, are taken in random order until the fraction is reached."""
         ids = filled.ids
         columns = np.arange(ids.shape[1])
-        inside = (columns > 0) & (columns < filled.lengths[:, None] - 1)
-        seams = np.zeros_like(inside)
-        if len(texts) > 1:
-            seams[np.arange(len(ids)), texts[0].lengths + 1] = True
-            inside &= ~seams
+        inside = (columns < filled.lengths[:, None]) & ~filled.special
         ordinary = inside & self.ordinary[ids]
         possible = np.where(ordinary.any(1, keepdims=True), ordinary, inside)  # a chunk may be all unk
         keys = random.uniform(_CHOICE, ids.shape[1])
         if self.boundaries is not None:
-            # No word continues across the seam of two segments.
-            starts = self.boundaries.word_starts(ids) | seams | (columns <= 1)
+            # No word continues across a special token, as between two segments.
+            starts = self.boundaries.word_starts(ids) | filled.special | (columns <= 1)
             keys = np.take_along_axis(keys, np.maximum.accumulate(np.where(starts, columns, 0), axis=1), axis=1)
         wanted = np.maximum(np.rint(inside.sum(1) * self.task.mlm_probability), 1)
         return possible & _take_lowest(np.where(possible, keys, 2.0), wanted)

@@ -16,6 +16,7 @@ from regard.data.read.corpus import Corpus
 from regard.data.samples import ChunkSamples, chunk_documents
 from regard.data.tasks.base import ModelShape, TaskBase, Tokenizers, require_fraction, require_one_side, require_room
 from regard.data.tokenize.encode import Template, padding_mask, ragged_indices
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import InputError
 
 _KEPT, _NOISE = 1, 2  # purposes of random numbers: lengths of kept runs and of noise spans
@@ -59,8 +60,9 @@ class SpanCorruption(TaskBase):
             )
         lengths = np.stack([chunks.lengths - noise + spans + 1, noise + spans + 1], axis=1).astype(np.int32)
         return SpanSamples(
-            chunks=chunks, template=Template.of(tokenizer), task=self, lengths=lengths, sentinels=np.array(sentinels)
-        )
+            chunks=chunks, template=Template.of(tokenizer, "source"), tokenizer=tokenizer, task=self, lengths=lengths,
+            sentinels=np.array(sentinels),
+        )  # fmt: skip
 
     def counts(self, tokens: NDArray[Any]) -> tuple[Indices, Indices]:
         """The number of noise tokens and of noise spans in chunks of so many tokens."""
@@ -73,6 +75,7 @@ class SpanCorruption(TaskBase):
 class SpanSamples(ChunkSamples):
     """Chunks of documents, with a sentinel in place of every noise span."""
 
+    tokenizer: Tokenizer
     task: SpanCorruption
     lengths: NDArray[Any]  # chunks by sides: kept tokens, sentinels and eos; noise tokens, sentinels and eos
     sentinels: Indices
@@ -97,10 +100,10 @@ class SpanSamples(ChunkSamples):
         targets[owners[runs], (noise_before + numbers + 1)[runs] + inside] = span_tokens
         targets[owners, noise_before + numbers] = self.sentinels[numbers]
         lengths = self.lengths[chosen]
-        ids = np.full_like(targets, self.template.pad)
-        ids[:, :1], ids[:, 1:] = self.template.bos, targets[:, :-1]
+        ids = np.full_like(targets, self.tokenizer.pad)
+        ids[:, :1], ids[:, 1:] = self.tokenizer.bos, targets[:, :-1]
         padding = np.arange(ids.shape[1]) >= lengths[:, 1:]
-        ids[padding] = self.template.pad
+        ids[padding] = self.tokenizer.pad
         inputs = {
             "ids": torch.from_numpy(ids),
             "source_ids": torch.from_numpy(sources),
@@ -113,8 +116,8 @@ class SpanSamples(ChunkSamples):
     def _padding_and_eos(self, chosen: Indices, side: int) -> NDArray[np.int64]:
         """BT: rows of padding, with eos as the last token of each."""
         lengths = self.lengths[chosen, side].astype(np.int64)
-        rows = np.full((len(chosen), int(lengths.max(initial=0))), self.template.pad, dtype=np.int64)
-        rows[np.arange(len(chosen)), lengths - 1] = self.template.eos
+        rows = np.full((len(chosen), int(lengths.max(initial=0))), self.tokenizer.pad, dtype=np.int64)
+        rows[np.arange(len(chosen)), lengths - 1] = self.tokenizer.eos
         return rows
 
 

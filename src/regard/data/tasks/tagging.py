@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from regard.data.batching import IGNORE_INDEX, Batch, Indices
@@ -15,7 +16,7 @@ from regard.data.read.corpus import Corpus
 from regard.data.samples import FilteredSamples, LengthLimit, TokenizedSide, filter_texts
 from regard.data.tasks.base import LabelledTask, Outputs, Tokenizers, require_no_bpe_dropout, require_targets
 from regard.data.tasks.classification import find_labels, label_ids
-from regard.data.tokenize.encode import TokenRows, padding_mask
+from regard.data.tokenize.encode import Template, TokenRows, padding_mask, ragged_indices, without_bos_and_eos
 from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
 from regard.errors import InputError
 
@@ -36,7 +37,8 @@ class Tagging(LabelledTask):
         require_no_bpe_dropout(bpe_dropout, "tagged text")
         if corpus.paired_sources:
             raise InputError(f"{corpus.names[0]} has two texts per line (text.fields). Name one text and its tags.")
-        tokenizer, labels = tokenizers[0], self.with_labels_from(corpus).labels
+        tokenizer, template = tokenizers[0], Template.of(tokenizers[0])
+        labels = self.with_labels_from(corpus).labels
         side = TokenizedSide.encode(corpus.sources, tokenizer, cache)
         label_id = label_ids(corpus, labels)
 
@@ -46,13 +48,13 @@ class Tagging(LabelledTask):
                 columns.append("tags", _token_tags(corpus, index, tokenizer, label_id, int(side.rows.lengths[index])))
 
         filtered = filter_texts(
-            corpus, [side], LengthLimit(self.max_length), cache,
+            corpus, [side], LengthLimit(self.max_length, template), cache,
             kind="labelled", key=["tags", *labels], counted=corpus.sources, labels=require_targets(corpus),
             add_columns=add_columns,
         )  # fmt: skip
         lengths = side.rows.lengths[filtered.kept].astype(np.int64)
         tags = TokenRows(filtered.columns["tags"], np.cumsum(lengths) - lengths, lengths)
-        return TagSamples(filtered=filtered, sides=(side.rows,), tags=tags, pad=tokenizer.pad)
+        return TagSamples(filtered=filtered, sides=(side.rows,), tags=tags, template=template)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -60,18 +62,22 @@ class TagSamples(FilteredSamples):
     """Texts with a tag per token, IGNORE_INDEX except at the first token of a word."""
 
     tags: TokenRows
-    pad: int
+    template: Template
 
     @property
     def lengths(self) -> NDArray[Any]:
-        return np.asarray(self.tags.lengths)[:, None]
+        return np.asarray(self.tags.lengths)[:, None] - 2 + self.template.num_special_tokens(1)
 
     def batch(self, indices: Sequence[int] | Indices, seed: int | None = None) -> Batch:
         """A batch of texts; targets are BT."""
-        chosen, rows = np.asarray(indices, dtype=np.int64), self.sides[0]
-        texts = self.filtered.kept[chosen]
-        inputs = {"ids": rows.padded(texts, fill=self.pad), **padding_mask("padding", rows.lengths[texts])}
-        return Batch(inputs, self.tags.padded(chosen, fill=IGNORE_INDEX), tuple(texts.tolist()))
+        chosen = np.asarray(indices, dtype=np.int64)
+        texts, tags = self.filtered.kept[chosen], without_bos_and_eos(self.tags, chosen)
+        filled = self.template.fill([without_bos_and_eos(self.sides[0], texts)])
+        targets = np.full(filled.ids.shape, IGNORE_INDEX, dtype=np.int64)
+        owners, inside = ragged_indices(tags.lengths)
+        targets[owners, inside + len(self.template.prefix)] = tags.tokens[tags.starts[owners] + inside]
+        inputs = {"ids": torch.from_numpy(filled.ids), **padding_mask("padding", filled.lengths)}
+        return Batch(inputs, torch.from_numpy(targets), tuple(texts.tolist()))
 
 
 def _token_tags(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, pairwise, takewhile
 from random import Random
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,11 +17,14 @@ from torch import Tensor
 from regard.data.batching import Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.texts import text_parts, texts_digest
-from regard.data.tokenize.tokenizer import Tokenizer
+from regard.data.tokenize.tokenizer import FIRST_TEXT, SECOND_TEXT, Pieces, SpecialTokens, Tokenizer
 from regard.errors import InputError
 
 _SLICE_TEXTS = 10_000
 _SLICE_CHARACTERS = 1_000_000
+
+Reads = Literal["text", "prompt", "source"]
+"""What a model reads: a text or a pair as a whole, a prompt to continue, or the source of a translation."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,48 +157,65 @@ class BPEDropout:
 
 @dataclass(frozen=True, eq=False)
 class FilledTemplate:
-    """Rows with special tokens, BT, their lengths, and the segment of each token: 0 or 1 of a pair."""
+    """Rows with special tokens, BT, their lengths, the segment of each token, and whether it is special."""
 
     ids: NDArray[np.int64]
     lengths: Indices
     segments: NDArray[np.int64]
+    special: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Template:
-    """The special tokens around a text or a pair: bos A eos, or bos A eos B eos ([CLS] A [SEP] B [SEP] in BERT)."""
+    """The special tokens around a text and around a pair of texts: [CLS] A [SEP] and [CLS] A [SEP] B [SEP] in BERT."""
 
-    bos: int
-    eos: int
+    single: Pieces
+    pair: Pieces
     pad: int
-    separators: int = 1  # eos tokens between the two texts of a pair; RoBERTa has two
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> Template:
-        """The template of a tokenizer."""
-        separators = tokenizer.special_tokens.pair_separators if tokenizer.special_tokens else 1
-        return cls(tokenizer.bos, tokenizer.eos, tokenizer.pad, separators)
+    def of(cls, tokenizer: Tokenizer, reads: Reads = "text") -> Template:
+        """The tokenizer's own template, or else the usual one for what a model reads."""
+        given = tokenizer.special_tokens or SpecialTokens()
+        if given.single is not None and given.pair is not None:
+            return cls(given.single, given.pair, tokenizer.pad)
+        before = () if reads == "source" else ((tokenizer.bos, 0),)
+        after = () if reads == "prompt" else (tokenizer.eos,)
+        single = (*before, (FIRST_TEXT, 0), *((token, 0) for token in after))
+        pair = (*single, (SECOND_TEXT, 1), *((token, 1) for token in after))
+        return cls(single, pair, tokenizer.pad)
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """The special tokens before a text."""
+        return tuple(token for token, _ in takewhile(lambda piece: piece[0] != FIRST_TEXT, self.single))
 
     def num_special_tokens(self, texts: int) -> int:
         """The number of special tokens in a row of one text or two."""
-        return 2 + self.separators * (texts - 1)
+        return sum(token >= 0 for token, _ in self._pieces(texts))
+
+    def row(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """The tokens of a text with the special tokens around them."""
+        return tuple(chain.from_iterable(ids if token == FIRST_TEXT else (token,) for token, _ in self.single))
 
     def fill(self, texts: Sequence[TokenRows]) -> FilledTemplate:
-        """Row i of each of `texts`, which come without bos and eos, in one row."""
+        """Row i of each of `texts`, which come without special tokens, in one row."""
         counts = [np.asarray(rows.lengths, dtype=np.int64) for rows in texts]
         lengths = np.stack(counts).sum(0) + self.num_special_tokens(len(texts))
         ids = np.full((len(lengths), int(lengths.max(initial=0))), self.pad, dtype=np.int64)
-        segments = np.zeros_like(ids)
-        ids[:, :1] = self.bos
-        column = np.ones_like(lengths)
-        all_rows = np.arange(len(lengths))
-        for segment, (rows, count) in enumerate(zip(texts, counts)):
+        segments, special = np.zeros_like(ids), np.zeros(ids.shape, dtype=bool)
+        column, all_rows = np.zeros_like(lengths), np.arange(len(lengths))
+        for token, segment in self._pieces(len(texts)):
+            if token >= 0:
+                ids[all_rows, column], segments[all_rows, column], special[all_rows, column] = token, segment, True
+                column = column + 1
+                continue
+            rows, count = texts[FIRST_TEXT - token], counts[FIRST_TEXT - token]
             owners, inside = ragged_indices(count)
             ids[owners, column[owners] + inside] = rows.tokens[rows.starts[owners] + inside]
-            ends = 1 if segment == len(texts) - 1 else self.separators
-            for end in range(ends):
-                ids[all_rows, column + count + end] = self.eos
-                segments[all_rows, column + count + end] = segment
             segments[owners, column[owners] + inside] = segment
-            column = column + count + ends
-        return FilledTemplate(ids, lengths, segments)
+            column = column + count
+        return FilledTemplate(ids, lengths, segments, special)
+
+    def _pieces(self, texts: int) -> Pieces:
+        return self.single if texts == 1 else self.pair

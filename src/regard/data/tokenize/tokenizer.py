@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import math
 import re
 import unicodedata
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, takewhile
 from types import MappingProxyType
-from typing import Any
 
 import tokenizers
 from tokenizers import decoders, models
 
 from regard import messages
+from regard.data.tokenize.safety import require_safe, require_safe_rules
 from regard.errors import DamagedFile, InputError
 
 Offsets = tuple[int, int]
 """Start and end of a token or word in a text, in characters."""
 
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>", "<mask>")
+BERT_SPECIALS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]")  # the same, as a WordPiece tokenizer names them
 PAD, BOS, EOS, UNK, MASK = range(5)
 
 # GPT-2's characters for bytes: printable bytes are themselves, the others start at U+0100.
@@ -41,22 +40,10 @@ _UNSPACED = re.compile(
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _NO_REPLACEMENTS: Mapping[int, str] = MappingProxyType({})
 
-# Regex safety: of a tokenizer.json only patterns that cannot backtrack catastrophically are run.
-_MAX_GROWTH = 10_000  # of a text's length by all replacements together
-_MAX_WORD = 1000  # characters of a word that WordPiece segments, in quadratic time
+FIRST_TEXT, SECOND_TEXT = -1, -2
 
-# A safe pattern is an alternation of branches. A branch is a sequence of characters, a few of them optional, and one
-# group of fixed words; only its end may repeat, so a match can fail only before anything repeats, and no character is
-# read twice.
-_CLASS = r"\[\^?(?:\\[pP]\{\^?\w+\}|\\[^\dpP]|[^\[\]\\&])+\]"
-_ONE = rf"(?:{_CLASS}|\\[pP]\{{\^?\w+\}}|\\[^\dpPkgGKRXbBAzZ]|[^\\()\[\]{{}}|*+?^$])"
-_FIXED = rf"(?:{_ONE}(?![?*+{{]))*"
-_WORDS = rf"\(\?i?:{_ONE}+(?:\|{_ONE}+)*\)\??"
-_REPEATED = rf"{_ONE}(?:[*+]|\{{\d{{1,2}}(?:,\d*)?\}})(?:{_ONE}\*)*"
-# These backtrack by one character, or over spaces that the next branch takes.
-_SPACES = r"\\s(?:\+|\{\d{1,2},\d*\})\(\?!\\S\)|\\s\*\[\\r\\n\]\+"
-_BRANCH = rf"(?:{_SPACES}|\^?{_FIXED}(?:{_ONE}\?{_FIXED}){{0,4}}(?:{_WORDS}{_FIXED})?(?:{_REPEATED}|\$)?)"
-_SAFE = re.compile(rf"{_BRANCH}(?:\|{_BRANCH})*")
+Pieces = tuple[tuple[int, int], ...]
+"""A row of special tokens and texts, each (token, segment); -1 and -2 stand for the first and the second text."""
 
 
 @dataclass(frozen=True)
@@ -68,8 +55,8 @@ class SpecialTokens:
     pad: int | None = None
     unk: int | None = None
     mask: int | None = None
-    prompt_prefix: tuple[int, ...] | None = None  # before a language model's prompt; None: (bos,)
-    pair_separators: int = 1  # eos tokens between the two texts of a pair
+    single: Pieces | None = None  # a text and what stands around it; None: as the model's kind needs it
+    pair: Pieces | None = None  # the same for a pair of texts
     first_unknown: int | None = None  # ids from here on are pieces of text that the model reads as unk
 
 
@@ -125,6 +112,14 @@ class Tokenizer:
         return self._special("eos", "</s>", "[SEP]", "<|endoftext|>")
 
     @cached_property
+    def has_eos(self) -> bool:
+        """Whether there is an end-of-sequence token; published language models may lack it."""
+        try:
+            return self.eos >= 0
+        except InputError:
+            return False
+
+    @cached_property
     def unk(self) -> int:
         """The unknown token, for text outside the vocabulary."""
         return self._special("unk", "<unk>", "[UNK]")
@@ -134,10 +129,11 @@ class Tokenizer:
         return self._special("mask", "<mask>", "[MASK]")
 
     @cached_property
-    def prompt_prefix(self) -> tuple[int, ...]:
-        """The special tokens before a language model's prompt."""
-        given = self.special_tokens.prompt_prefix if self.special_tokens else None
-        return (self.bos,) if given is None else given
+    def mask_takes_space(self) -> bool:
+        """Whether a mask replaces the space before it: as a published folder says, else wherever words include it."""
+        if self.special_tokens is not None and self.special_tokens.single is not None:
+            return bool(self._tokenizer.get_added_tokens_decoder()[self.mask].lstrip)
+        return len(self.words("a b")) > 1
 
     @cached_property
     def sentinels(self) -> list[int]:
@@ -213,6 +209,23 @@ class Tokenizer:
         """The positions of unk; [] for a vocabulary without it."""
         return [index for index, number in enumerate(ids) if number == self._unk]
 
+    @cached_property
+    def knows_all_bytes(self) -> bool:
+        """Whether every text can be encoded, because the vocabulary has all bytes."""
+        bytewise = self._byte_level and not self._word_level
+        return bytewise and all(self._tokenizer.token_to_id(character) is not None for character in BYTES)
+
+    def unknown_parts(self, text: str) -> list[str]:
+        """The parts of a text outside the vocabulary, in order: what unk stands for, or what no token stands for."""
+        model = self._tokenizer.model
+        if self._unk is None or (isinstance(model, models.BPE) and model.unk_token is None):
+            known = dict(zip(set(text), self.encode_batch([*set(text)])))
+            return [character for character in text if not known[character] and not character.isspace()]
+        if self._unk not in self.encode(text):
+            return []
+        encoded = self.encode_with_offsets(text)
+        return [text[slice(*encoded.offsets[index])] for index in self.unknown_positions(encoded.ids)]
+
     def token_for_text(self, text: str, *, new_word: bool) -> str:
         """The token that would decode to this text, as a new word or as part of the word before it."""
         if not self._word_level:
@@ -231,8 +244,9 @@ class Tokenizer:
     def from_json(cls, text: str, special_tokens: SpecialTokens | None = None) -> Tokenizer:
         """The inverse of `to_json`, also for a tokenizer.json of another program."""
         try:
+            require_safe_rules(text)
             library = tokenizers.Tokenizer.from_str(text)
-            _require_safe(library)
+            require_safe(library)
             tokenizer = cls(library, text, special_tokens)
             tokenizer.encode("A probe, 1.")
         except (KeyboardInterrupt, SystemExit, DamagedFile):
@@ -268,6 +282,9 @@ class Tokenizer:
         for spelling in spellings:
             if spelling in self._specials:
                 return self._specials[spelling]
+        if self.special_tokens is not None and self.special_tokens.single is not None:
+            raise InputError(f"this model's tokenizer has no {role} token ({role}_token), which this needs. "
+                             "If the model was trained with one, name it in tokenizer_config.json.")  # fmt: skip
         raise InputError(f"the tokenizer has no {spellings[0]} token (text.tokenizer). Add it as a special token.")
 
     def _encodings(self, texts: Sequence[str], *, with_offsets: bool = False) -> list[tokenizers.Encoding]:
@@ -348,28 +365,3 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
                 f"the text holds an unpaired surrogate (U+{ord(half.group()):04X}) at position {half.start() + 1}. "
                 "Give valid Unicode."
             )
-
-
-def _require_safe(tokenizer: tokenizers.Tokenizer) -> None:
-    """Refuse a tokenizer that some text would keep busy for hours."""
-    steps = tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder
-    parts = [json.loads(step.__getstate__()) for step in steps if step is not None]
-    for pattern in _values_of("Regex", parts):
-        if len(pattern) > 1000 or not _SAFE.fullmatch(pattern):
-            raise messages.BAD_TOKENIZER(why=f"its pattern {pattern[:60]!r} could hang on some text, and is not run")
-    growth = math.prod(1 + len(text) for text in _values_of("content", parts))
-    if growth > _MAX_GROWTH:
-        raise messages.BAD_TOKENIZER(why=f"its replacements could make a text {growth:.1g} times as long")
-    model = tokenizer.model
-    if isinstance(model, models.WordPiece) and model.max_input_chars_per_word > _MAX_WORD:
-        raise messages.BAD_TOKENIZER(
-            why=f"max_input_chars_per_word is {model.max_input_chars_per_word:,}, the most that is run is {_MAX_WORD:,}"
-        )
-
-
-def _values_of(name: str, plain: Any) -> Iterator[str]:
-    """The strings under a key, at any depth."""
-    if isinstance(plain, dict) and isinstance(plain.get(name), str):
-        yield plain[name]
-    for value in plain.values() if isinstance(plain, dict) else plain if isinstance(plain, list) else ():
-        yield from _values_of(name, value)

@@ -13,13 +13,14 @@ from regard import messages
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import ChainedTexts, read_text, text_parts, texts_digest
-from regard.data.tokenize.tokenizer import BYTES, SPECIALS, UNK, Tokenizer
+from regard.data.tokenize.tokenizer import BERT_SPECIALS, BYTES, SPECIALS, UNK, Tokenizer
 from regard.errors import InputError
 from regard.schema import to_dict
 
 # Runs of letters, of digits or of other signs, with the space before them; a run is cut at 64 characters because
 # training time is quadratic in the longest run. No run can be a special token, which mixes letters and signs.
 _WORDS = r" ?[\p{L}\p{M}]{1,64}| ?\p{N}{1,64}| ?[^\s\p{L}\p{M}\p{N}]{1,64}|\s{1,64}(?!\S)|\s{1,64}"
+_MOST, _MOST_SENTINELS = 1_000_000, 10_000
 _WORDS_AND_DIGITS = _WORDS.replace(r" ?\p{N}{1,64}", r"\p{N}")
 
 
@@ -141,7 +142,7 @@ class WordPiece:
     def train(self, texts: Sequence[str]) -> Tokenizer:
         """Every character, at the start of a word and inside it, and merges of pairs that occur twice or more."""
         characters = [character for character in _characters(texts) if not character.isspace()]
-        first = [*SPECIALS, *characters, *(f"##{character}" for character in characters)]
+        first = [*BERT_SPECIALS, *characters, *(f"##{character}" for character in characters)]
         # Listed first, in order: else ids follow the order of a hash table, and ties are broken by id.
         trainer = trainers.WordPieceTrainer(
             vocab_size=self.size, min_frequency=2, special_tokens=first, show_progress=False
@@ -150,7 +151,7 @@ class WordPiece:
         library = _bert(models.WordPiece())
         library.pre_tokenizer = pre_tokenizers.Sequence([library.pre_tokenizer, short])
         vocabulary = _train(library, trainer, texts).get_vocab()
-        finished = _with_specials(_bert(models.WordPiece(vocabulary, unk_token=SPECIALS[UNK])))
+        finished = _with_specials(_bert(models.WordPiece(vocabulary, unk_token=BERT_SPECIALS[UNK])), BERT_SPECIALS)
         return _with_sentinels(_require_size(finished, self.size), self.sentinels)
 
 
@@ -187,7 +188,7 @@ def _cached(kind: TokenizerKind, texts: Sequence[str], cache: Cache) -> Tokenize
     """The tokenizer of these texts, from the cache if it was trained before."""
     if cache.root is None or isinstance(kind, Saved):
         return kind.train(texts)
-    key = [to_dict(kind), texts_digest(texts), tokenizers.__version__]
+    key = [to_dict(kind), texts_digest(texts), tokenizers.__version__, SPECIALS, BERT_SPECIALS]
     table = cache.table("tokenizer", key, lambda columns: {"json": kind.train(texts).to_json()})
     return Tokenizer.from_json(table.metadata["json"])
 
@@ -197,16 +198,17 @@ def _train(tokenizer: tokenizers.Tokenizer, trainer: trainers.Trainer, texts: Se
     return tokenizer
 
 
-def _with_specials(tokenizer: tokenizers.Tokenizer) -> Tokenizer:
+def _with_specials(tokenizer: tokenizers.Tokenizer, names: Sequence[str] = SPECIALS) -> Tokenizer:
     """Mark the special tokens, which the model already holds, as special."""
-    tokenizer.add_special_tokens(list(SPECIALS))
+    tokenizer.add_special_tokens(list(names))
     return Tokenizer(tokenizer)
 
 
 def _with_sentinels(tokenizer: Tokenizer, sentinels: int) -> Tokenizer:
     """Add sentinels after all other tokens; they do not count towards the size."""
-    if sentinels < 0:
-        raise InputError(f"sentinels = {sentinels} is negative (text.tokenizer.sentinels). Use 0 or more.")
+    if not 0 <= sentinels <= _MOST_SENTINELS:
+        raise InputError(f"sentinels = {sentinels:,} is not 0 to {_MOST_SENTINELS:,} (text.tokenizer.sentinels). "
+                         "T5 has 100.")  # fmt: skip
     if len(tokenizer.sentinels) >= sentinels:
         return tokenizer
     library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
@@ -262,6 +264,9 @@ def _canonical(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 def _require_room(size: int, least: int) -> None:
     if size < least:
         raise messages.VOCABULARY_TOO_SMALL(asked=size, least=least)
+    if size > _MOST:  # for which the trainer would allocate memory at once
+        raise InputError(f"asked for {size:,} tokens, at most {_MOST:,} can be trained (text.tokenizer.size). "
+                         "Use 8,000 to 32,000.")  # fmt: skip
 
 
 def _require_size(tokenizer: Tokenizer, size: int) -> Tokenizer:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.layers.attention import ablate, head_width, merge_heads, split_heads
-from regard.layers.contract import Context, Facts, Memory, Sublayer, write_memory
+from regard.layers.contract import Context, Facts, Memory, Sublayer, require_counts, write_memory
 from regard.layers.feedforward import linear
 from regard.layers.lsh.banded import BandedWeights, banded_attention, unit_keys
 from regard.layers.lsh.masks import SELF_PENALTY, Buckets, Chunks, Full, RankWindow
@@ -47,6 +47,7 @@ class LSHAttention:
     name: ClassVar[str] = "self"
 
     def __post_init__(self) -> None:
+        require_counts(heads=self.heads, key_width=self.key_width)
         counts = self.pattern.bucket_counts(self.buckets, 1)
         if self.buckets == () or any(count < 2 or count % 2 for count in counts) or math.prod(counts) > _MOST_BUCKETS:
             raise InputError(

@@ -9,6 +9,7 @@ kept.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -357,7 +358,7 @@ class LocalMask:
 
     def __call__(self, rows: slice, chunks: slice) -> Tensor:
         """-> (1|n)cCW."""
-        chunk, before, after, padded_length, circular = self.span
+        chunk, before, after, padded_length, circular, copies = self.span
         count = chunks.stop - chunks.start
         if self.document_ids is None and chunks.start >= before and (chunks.stop + after) * chunk <= self.length:
             chunks = slice(chunks.start, chunks.start + 1)
@@ -373,4 +374,5 @@ class LocalMask:
             visible = visible & (of_query[..., None] == of_key)
         hidden = ~(visible | (keys == queries[..., None]))
         mask = torch.zeros(hidden.shape, device=self.device).masked_fill_(hidden, -torch.inf)
+        mask[..., before * chunk : (before + 1) * chunk] += math.log(copies)
         return mask.expand(-1, count, -1, -1)

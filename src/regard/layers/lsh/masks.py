@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.layers.lsh.banded import Band
-from regard.layers.patterns import CentredWindow, ChunkWindow, Window, check_window, round_up
+from regard.layers.patterns import CentredWindow, ChunkWindow, Window, check_window, chunks_within, round_up
 
 SELF_PENALTY = -1e5  # added to a token's score with itself, so that it attends to itself only if to nothing else
 _MASKED = -1e9  # in chunks, as published
@@ -197,8 +197,9 @@ class Chunks(LSHPattern):
         sorted_positions = torch.empty_like(order).scatter_(1, order, positions)
         tokens = (order % padded).to(torch.int32)
         sorted_positions = sorted_positions.unflatten(1, (rounds, padded))[..., :length].to(torch.int32)
-        mask = ChunkMask(tokens, length, document_ids, self.length, self.before, self.after, causal)
-        return [Band(tokens.clamp_max(length - 1), sorted_positions, self.length, self.before, self.after, mask)]
+        before, after, copies = chunks_within(self.before, self.after, rounds * padded // self.length)
+        mask = ChunkMask(tokens, length, document_ids, self.length, before, after, causal, copies)
+        return [Band(tokens.clamp_max(length - 1), sorted_positions, self.length, before, after, mask)]
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class ChunkMask:
     before: int
     after: int
     causal: bool
+    own_copies: int
 
     def __call__(self, rows: slice, chunks: slice) -> Tensor:
         """-> ncCW."""
@@ -231,7 +233,9 @@ class ChunkMask:
             )
             hidden = hidden | (of_query != of_key) | (of_key < 0)
         mask = torch.zeros(hidden.shape, device=hidden.device).masked_fill_(hidden, _MASKED)
-        return mask.masked_fill(keys == queries, SELF_PENALTY)
+        mask = mask.masked_fill(keys == queries, SELF_PENALTY)
+        mask[..., self.before * chunk : (self.before + 1) * chunk] += math.log(self.own_copies)
+        return mask
 
 
 def _per_head(mask: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from regard.layers.attention import SelfAttention
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.join import LayerNorm, PostNorm, PreNorm
@@ -42,6 +43,7 @@ def bert(
     `position`: by default learned, `max_positions` of them. `next_sentence`: adds the auxiliary readout of next
     sentence prediction.
     """
+    require_counts(inner=inner, max_positions=max_positions)
     width, depth, heads = sized(BERT[size], width, depth, heads)
     position = position or Learned(max_positions)
     attention = SelfAttention(heads, score=score, position=position_for("attention", position))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from regard.layers.contract import require_counts
 from regard.layers.convolution import Convolution, MultiStepAttention, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.positions import Learned
@@ -28,6 +29,7 @@ def convs2s(
     code, all layers have the width of the embeddings, there is no weight normalisation, and the gradients of the
     encoder are not scaled down, which Adam would undo.
     """
+    require_counts(width=width, depth=depth, kernel_width=kernel_width, decoder_depth=decoder_depth)
     encoder = (Convolution(kernel_width, dropout=dropout),)
     decoder = (MultiStepAttention(kernel_width, dropout, score),)
     return Model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from regard.layers.bidirectional import BidirectionalLSTM, ProjectedLSTM
+from regard.layers.contract import require_counts
 from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.join import Replace
 from regard.models.model import Model, Stack
@@ -27,6 +28,7 @@ def elmo(
     `size`: a published one, of 13.6, 28 or 93.6 million parameters without the readout. `width` (of both directions
     together), `inner` (of each cell state) and `embed` override it; `embed = "embed"` is an ordinary embedding table.
     """
+    require_counts(width=width, inner=inner, depth=depth)
     published_width, published_inner, highways = {
         "small": (256, 1024, 1), "medium": (512, 2048, 1), "original": (1024, 4096, 2),
     }[size]  # fmt: skip

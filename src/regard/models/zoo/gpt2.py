@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from regard.layers.attention import SelfAttention
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.join import PostNorm, PreNorm
-from regard.layers.patterns import Causal
+from regard.layers.patterns import Causal, Pattern
 from regard.layers.positions import Learned, Position, position_for
 from regard.layers.reversible import Reversible
 from regard.layers.scores import Dot, Score
@@ -29,14 +30,19 @@ def gpt2(
     inner: int | None = None,
     dropout: float = 0.1,
     score: Score = Dot(),  # noqa: B008
+    pattern: Pattern = Causal(),  # noqa: B008
     position: Position | None = Learned(1024),  # noqa: B008
     join: PostNorm | PreNorm | Reversible = PreNorm(),  # noqa: B008
     activation: Activation = "gelu_tanh",
     tied: bool = True,
 ) -> Model:
-    """GPT-2 (Radford 2019), a causal language model; `size` is a published one, which width, depth, heads override."""
+    """GPT-2 (Radford 2019), a causal language model; `size` is a published one, which width, depth, heads override.
+
+    `pattern`: which tokens a token attends to; `window` looks back at the last ones only.
+    """
+    require_counts(inner=inner)
     width, depth, heads = sized(GPT2[size], width, depth, heads)
-    attention = SelfAttention(heads, Causal(), score, position_for("attention", position))
+    attention = SelfAttention(heads, pattern, score, position_for("attention", position))
     layer = attention, FeedForward(inner or 4 * width, activation)
     return Model(
         width,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from regard.layers.attention_decoder import AttentionalVector, AttentionDecoder
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.join import PreNorm, Replace, TwinNorm
 from regard.layers.patterns import Full, Pattern
@@ -80,6 +81,7 @@ def _encoder_decoder(
     width: int, encoder: Recurrent, decoder: tuple[AnySublayer, ...], dropout: float, tied: bool, shared: bool
 ) -> Model:
     """An encoder and a decoder of one layer each, without residual connections and norms."""
+    require_counts(width=width)
     return Model(
         width,
         embed=Embed(scaled=True, dropout=dropout),
@@ -102,6 +104,7 @@ def lstm_lm(
 
     `join`: "replace" stacks the LSTMs without residual connections; deep stacks of this kind hardly train.
     """
+    require_counts(width=width, depth=depth)
     return Model(
         width,
         embed=Embed(dropout=dropout),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from regard.errors import InputError
 from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.join import PreNorm
@@ -43,6 +44,7 @@ def reformer(
     attention, in addition to `position`; published models have none. `shape`: a language model ("decoder"), a masked
     language model ("encoder"), or an encoder-decoder ("both").
     """
+    require_counts(width=width, depth=depth, heads=heads, inner=inner, rounds=rounds)
     if not attention:
         raise InputError('a layer needs a kind of attention (model.attention). Use ["local", "lsh"].')
 

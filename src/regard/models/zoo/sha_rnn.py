@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from regard.errors import InputError
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Boom
 from regard.layers.gated_attention import GatedAttention
@@ -32,7 +33,8 @@ def sha_rnn(
     Boom, by default 4 * width. Unlike the published code, the LSTM's output is added to the stream instead of replacing
     it, queries and keys come from the same normed states, attention has no dropout, and initialisation is Glorot's.
     """
-    named = {"before_last": (max(0, depth - 2),) if depth > 0 else (), "all": tuple(range(depth))}
+    require_counts(width=width, depth=depth, heads=heads, inner=inner, window=window)
+    named = {"before_last": (max(0, depth - 2),), "all": tuple(range(depth))}
     attending = named[attention] if isinstance(attention, str) else attention
     if any(not 0 <= layer < depth for layer in attending):
         raise InputError(f"layers {list(attending)} cannot all attend (model.attention). Use 0 to {depth - 1}.")

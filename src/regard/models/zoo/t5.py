@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import PreNorm, RMSNorm
@@ -45,6 +46,7 @@ def t5(
 
     `version` "1.0" has ReLU and ties the readout to the embedding; "1.1" gates the feed-forward and ties nothing.
     """
+    require_counts(width=width, inner=inner, key_width=key_width, decoder_depth=decoder_depth)
     published = T5[version, size]
     inner = inner or (4 * width if width else published[3])
     key_width = key_width or (None if width or heads else published[4])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from regard.layers.attention import CrossAttention, SelfAttention
+from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
 from regard.layers.join import PostNorm, PreNorm
@@ -18,6 +19,7 @@ from regard.models.readouts import Vocabulary
 
 def sized(published: tuple[int, ...], width: int | None, depth: int | None, heads: int | None) -> tuple[int, int, int]:
     """Width, depth and heads: the caller's, else those of a published size; another width has heads of 64."""
+    require_counts(width=width, depth=depth, heads=heads)
     default_heads = published[2] if width is None else max(1, width // 64)
     return width or published[0], depth or published[1], heads or default_heads
 
@@ -42,6 +44,7 @@ def transformer(
     `tied`: the readout has the weights of the target embedding (two-way tying); `shared`: the source embedding has them
     too (three-way tying). Dropout is on embeddings and sublayer outputs, never on attention weights, as in the paper.
     """
+    require_counts(width=width, depth=depth, heads=heads, inner=inner, decoder_depth=decoder_depth)
     self_attention = SelfAttention(heads, score=score, position=position_for("attention", position))
     causal_attention = replace(self_attention, pattern=Causal())
     cross_attention = CrossAttention(heads, score=score)

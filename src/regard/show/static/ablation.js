@@ -1,6 +1,7 @@
 // Ablation: heads switched off, and how the loss and the predictions change.
-import {element, hideValue, number, showValue, svg, visible, word} from "./dom.js";
+import {element, hideValue, number, scrollBox, showValue, svg, visible, word} from "./dom.js";
 import {shade} from "./colour.js";
+import {headOf} from "./labels.js";
 import {tokenWord, latestCall} from "./tokens.js";
 
 const cellWide = 48;
@@ -40,9 +41,11 @@ function mountAblation(root, app) {
   const digits = most >= 0.1 ? 2 : most >= 0.01 ? 3 : 4;
   const brief = (delta) => (Math.abs(delta) < 0.5 * 10 ** -digits ? "0" : signed(Number(delta.toFixed(digits))));
   const layers = trace.layers.filter(({name}) => page.live || (ablation?.heads ?? []).some((one) => one.layer === name));
+  const layerOf = (one) => trace.layers.find(({name}) => name === one.layer);
+  const titleOf = (one) => headOf(layerOf(one), one.head);
   const widest = Math.max(...layers.map(({heads}) => heads), 1);
   const startCall = latestCall();
-  const left = 148;
+  const left = 210;
   const grid = svg("svg", {
     class: "grid", role: "grid", "aria-label": "Change of loss with a head switched off, layers by heads", width: left + widest * cellWide + 4,
     height: 24 + layers.length * cellTall, viewBox: `0 0 ${left + widest * cellWide + 4} ${24 + layers.length * cellTall}`,
@@ -57,18 +60,19 @@ function mountAblation(root, app) {
     page.live ? " Ticked heads are switched off together." : "");
   const offline = element("p", {class: "quiet", hidden: Boolean(page.live)},
     "This file has each head switched off on its own; the live page (regard show without --out) switches off several at once.");
-  root.append(about, offline, element("div", {class: "pair"}, element("section", {}, element("div", {class: "scroll"}, grid)),
+  root.append(about, offline, element("div", {class: "pair"}, element("section", {}, scrollBox({}, grid)),
     element("div", {}, panel, result)), table);
   const cells = [];
 
   function buildGrid() {
     cells.length = 0;
     const parts = Array.from({length: widest}, (_, head) => svg("text", {class: "tick", x: left + (head + 0.5) * cellWide, y: 14, "text-anchor": "middle"},
-      String(head)));
-    layers.forEach(({name, heads}, at) => {
+      String(head + 1)));
+    layers.forEach((layer, at) => {
+      const {name, heads} = layer;
       const y = 22 + at * cellTall;
       const line = svg("g", {role: "row"}, svg("text", {class: "name", role: "rowheader", x: left - 10, y: y + cellTall / 2, dy: ".35em",
-        "text-anchor": "end"}, visible(name)));
+        "text-anchor": "end"}, svg("title", {}, visible(layer.tip)), visible(layer.title)));
       for (let head = 0; head < heads; head++) {
         const one = found.get(keyOf(name, head));
         const delta = one ? change(one) : null;
@@ -78,9 +82,9 @@ function mountAblation(root, app) {
         const cell = svg("g", {
           class: Math.abs(share - 0.5) > 0.28 ? "cell strong" : "cell", role: "gridcell", tabindex: -1, transform: `translate(${left + head * cellWide} ${y})`,
           "data-layer": name, "data-head": head, "data-loss": one?.loss, "data-value": delta,
-          "aria-label": `${visible(name)}, head ${head}: ${delta === null ? "unknown" : `loss ${signed(delta)}`}`,
+          "aria-label": `${visible(headOf(layer, head))}: ${delta === null ? "unknown" : `loss ${signed(delta)}`}`,
         }, back, svg("text", {x: (cellWide - 3) / 2, y: (cellTall - 3) / 2, dy: ".35em", "text-anchor": "middle"}, delta === null ? "" : brief(delta)));
-        cells.push({cell, name, head, at});
+        cells.push({cell, layer, name, head, at});
         line.append(cell);
       }
       parts.push(line);
@@ -103,7 +107,7 @@ function mountAblation(root, app) {
     const one = cellOf(event);
     const known = one && found.get(keyOf(one.name, one.head));
     if (!known) return hideValue();
-    showValue(event.clientX, event.clientY, [`${one.name}, head ${one.head}`, `loss ${number(known.loss)} (${signed(change(known))})`,
+    showValue(event.clientX, event.clientY, [headOf(one.layer, one.head), `loss ${number(known.loss)} (${signed(change(known))})`,
       `${known.changed.length} predictions change`],
       {row: one.name, column: one.head, value: change(known)});
   });
@@ -140,17 +144,17 @@ function mountAblation(root, app) {
     body.replaceChildren(...rows.map((one) => element("tr",
       {"data-layer": one.layer, "data-head": one.head, "data-loss": one.loss, "data-value": change(one),
       class: one.layer === state.get("layer") && one.head === state.get("head") ? "chosen" : null},
-      page.live ? element("td", {}, element("input", {type: "checkbox", "aria-label": `${visible(one.layer)}, head ${one.head} switched off`,
+      page.live ? element("td", {}, element("input", {type: "checkbox", "aria-label": `${visible(titleOf(one))} switched off`,
         checked: ticked.has(keyOf(one.layer, one.head)), onchange: () => tick(one.layer, one.head)})) : null,
       element("th", {scope: "row"}, element("button", {type: "button", class: "plain", onclick: () => select({name: one.layer, head: one.head})},
-        word(one.layer))),
-      element("td", {}, String(one.head)), element("td", {}, number(one.loss)), element("td", {}, signed(change(one))),
+        word(layerOf(one).title))),
+      element("td", {}, String(one.head + 1)), element("td", {}, number(one.loss)), element("td", {}, signed(change(one))),
       element("td", {}, String(one.changed.length)))));
     const heads = columns.map(([name, text]) => element("th", {scope: "col", "aria-sort": name === by ? (down ? "descending" : "ascending") : "none"},
       element("button", {type: "button", class: "plain", "data-order": name, onclick: () => state.set({order: by === name && down ? name : `-${name}`})},
         `${text}${name === by ? (down ? " ↓" : " ↑") : ""}`)));
     table.replaceChildren(element("h3", {}, "All heads"),
-      element("div", {class: "scroll short"}, element("table", {class: "keys sortable"},
+      scrollBox({class: "short"}, element("table", {class: "keys sortable"},
       element("thead", {}, element("tr", {}, page.live ? element("th", {scope: "col"}, "off") : null, heads)), body)));
   }
 
@@ -166,10 +170,10 @@ function mountAblation(root, app) {
     }
     panel.hidden = !one;
     if (!one) return;
-    panel.replaceChildren(element("h3", {}, word(name), `, head ${head} switched off`),
+    panel.replaceChildren(element("h3", {}, word(titleOf(one)), " switched off"),
       element("p", {class: "sum"}, `${number(ablation.loss)} → `, element("output", {"data-loss": one.loss}, number(one.loss)),
         ` ${unit} (${signed(change(one))})`), changedTable(trace, one.changed));
-    app.announce(`${visible(name)}, head ${head} switched off: loss ${signed(change(one))}, ${one.changed.length} predictions change`);
+    app.announce(`${visible(titleOf(one))} switched off: loss ${signed(change(one))}, ${one.changed.length} predictions change`);
   }
 
   async function ablateTicked() {

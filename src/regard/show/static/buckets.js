@@ -1,6 +1,7 @@
 // LSH buckets: the bucket of each token in each hash round, and which tokens share one.
-import {element, hideValue, number, showValue, visible} from "./dom.js";
+import {element, hideValue, number, scrollBox, showValue, visible} from "./dom.js";
 import {headColour, paint} from "./colour.js";
+import {headOf} from "./labels.js";
 import {pictured} from "./save.js";
 import {enlarged} from "./small_map.js";
 import {chooser, moved, tokenWord, latestCall, within} from "./tokens.js";
@@ -109,7 +110,7 @@ function mountBuckets(root, app) {
       element("p", {}, tokenWord(tokens[row], {class: "boxed"}),
         ` (token ${row}) shares a bucket with ${lines.filter(({found}) => found.some(Boolean)).length} other tokens in ${count} ${count === 1 ? "round" : "rounds"}`,
         lines.length > 40 ? "; the top 40 keys by weight are listed." : "."),
-      ...(rows.length ? [element("div", {class: "scroll"}, element("table", {class: "keys"},
+      ...(rows.length ? [scrollBox({}, element("table", {class: "keys"},
         element("thead", {}, element("tr", {}, ["key", "rounds", "shared in", "weight"].map((text) => element("th", {scope: "col"}, text)))),
         element("tbody", {}, rows)))] : []));
     app.announce(`${visible(tokens[row])} shares a bucket with ${lines.length} other tokens`);
@@ -164,7 +165,7 @@ function mountBuckets(root, app) {
     const weights = await app.store.row(app.trace(), layer, head, row);
     if (!isLatest()) return;
     others.root.hidden = selected === layer;
-    others.show(hashLayers.map(({name}) => name), hashLayers.indexOf(layer));
+    others.show(hashLayers.map(({title}) => title), hashLayers.indexOf(layer));
     const count = all.shape[2];
     const buckets = all.data.subarray(head * layer.queries * count, (head + 1) * layer.queries * count);
     const inPart = shown && built.startsWith(`${layer.name} ${head} `) && row >= shown.part[0] && row < shown.part[1];
@@ -172,7 +173,7 @@ function mountBuckets(root, app) {
     const part = [start, Math.min(layer.queries, start + windowLength)];
     shown = {...(inPart ? shown : {}), tokens: app.trace().sides[layer.rows].tokens, part, buckets, count, layer, row, weights};
     const key = `${layer.name} ${head} ${start}`;
-    note.textContent = `${layer.name}, head ${head}: ${count} hash ${count === 1 ? "round" : "rounds"}. ` +
+    note.textContent = `${headOf(layer, head)}: ${count} hash ${count === 1 ? "round" : "rounds"}. ` +
       (layer.queries > windowLength ? `Tokens ${part[0]} to ${part[1] - 1} of ${layer.queries} are shown.` : "Point at a token to see the tokens in its buckets.");
     if (built !== key || names.includes("theme")) {
       build(shown);

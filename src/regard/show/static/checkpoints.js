@@ -4,23 +4,24 @@ import {paint, strength} from "./colour.js";
 import {selectedMatrix, headStatistic, matchingLayer} from "./traces.js";
 import {smallMap} from "./small_map.js";
 import {linePlot} from "./plot.js";
-import {chooser, player, latestCall, within} from "./tokens.js";
+import {chooser, latestCall, within} from "./tokens.js";
+import {headOf} from "./labels.js";
+import {summaries} from "./merge.js";
 
-const checkpointStatistics = [["entropy", "entropy, bits"], ["confidence", "confidence"], ["distance", "distance, tokens"]];
+const checkpointStatistics = [["entropy", "bits of entropy: low = focused"], ["confidence", "confidence"], ["distance", "distance, tokens"]];
 
 export function mountCheckpoints(root, app) {
   const {state, page} = app;
   const startCall = latestCall();
   const go = (trace) => state.set({trace});
-  const control = player("Checkpoint", go, 650);
   const title = element("h3");
   const map = smallMap("checkpoint", app);
   const statistic = chooser("over training:", (at) => state.set({statistic: offered[at][0]}), {id: "statistic"});
   const plot = element("div", {id: "over-training"});
   const film = element("div", {class: "film", role: "group", "aria-label": "All checkpoints"});
-  root.append(control.root, element("div", {class: "pair"}, element("figure", {}, title, map.canvas),
+  root.append(element("div", {class: "pair"}, element("figure", {}, title, map.canvas),
     element("section", {}, element("div", {class: "tools"}, statistic.root), plot)), film);
-  root.addEventListener("keydown", control.keydown);
+  root.addEventListener("keydown", app.film.keydown);
   let [offered, filmed, wanted] = [checkpointStatistics, "", null];
 
   // The selected layer in every checkpoint.
@@ -52,12 +53,11 @@ export function mountCheckpoints(root, app) {
     const trace = app.trace();
     const layers = followed();
     const layer = layers[at];
-    control.show(page.traces.length, at, visible(trace.label));
     if (!layer) return title.replaceChildren("This checkpoint has no attention.");
     const head = within(state.get("head"), layer.heads);
     const made = await selectedMatrix(app, trace, layer, head);
     if (!isLatest()) return;
-    title.replaceChildren(word(trace.label), element("small", {}, `  ${visible(layer.name)}, ${made.summary === "head" ? `head ${head}` : made.summary}`));
+    title.replaceChildren(word(trace.label), element("small", {}, `  ${visible(made.summary === "head" ? headOf(layer, head) : `${layer.title}, ${summaries[made.summary]}`)}`));
     map.show({...made, maxCell: 34, room: Math.max(240, Math.min(620, root.clientWidth > 900 ? root.clientWidth / 2 - 30 : root.clientWidth - 10))});
     offered = checkpointStatistics.filter(([name]) => layers.some((one) => one?.[name]));
     const index = Math.max(0, offered.findIndex(([name]) => name === state.get("statistic")));
@@ -86,5 +86,5 @@ export function mountCheckpoints(root, app) {
     }
     return arrays;
   };
-  return {update, save: {png: () => map.picture(), svg: () => plot.querySelector("svg"), npz}, unmount: control.stop};
+  return {update, save: {png: () => map.picture(), svg: () => plot.querySelector("svg"), npz}};
 }

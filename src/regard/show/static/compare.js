@@ -4,6 +4,7 @@ import {selectedMatrix, headStatistic, matchingLayer} from "./traces.js";
 import {pictured} from "./save.js";
 import {joinedCanvas, smallMap} from "./small_map.js";
 import {mountCheckpoints} from "./checkpoints.js";
+import {statistics} from "./labels.js";
 import {chooser, latestCall, within} from "./tokens.js";
 
 const sameTexts = (a, b) => a.length === b.length && a.every((text, at) => text === b[at]);
@@ -60,11 +61,11 @@ function mountSideBySide(root, app) {
       side.map.canvas.hidden = !one;
       side.title.replaceChildren(word(traces[at].label));
       if (!one) return side.numbers.replaceChildren("This model has no attention.");
-      side.layer.show(traces[at].layers.map(({name}) => name), traces[at].layers.indexOf(one.layer));
+      side.layer.show(traces[at].layers.map(({title}) => title), traces[at].layers.indexOf(one.layer));
       side.map.show({...one, most, room});
       const entropy = headStatistic(one.layer, "entropy", one.head, one.summary);
       const confidence = headStatistic(one.layer, "confidence", one.head, one.summary);
-      side.numbers.replaceChildren("entropy ", element("output", {"data-entropy": entropy}, number(entropy)), " bits",
+      side.numbers.replaceChildren(element("output", {"data-entropy": entropy, title: statistics.entropy}, number(entropy)), " bits of entropy",
         confidence === null ? "" : ", confidence ", confidence === null ? "" : element("output", {"data-confidence": confidence}, number(confidence)));
     });
     const same = made.every(Boolean) && sameTokens(...made);
@@ -84,7 +85,7 @@ function mountSideBySide(root, app) {
     const mean = sums ? data.reduce((a, b) => a + Math.abs(b), 0) / 2 / made[0].rows : null;
     const moved = mean === null ? [] : ["a query moves ", element("output", {"data-moved": mean}, number(mean)), " of its weight on average; "];
     summary.replaceChildren(...moved, ...maximum);
-    app.announce(`${visible(traces[0].label)} and ${visible(traces[1].label)}, ${visible(layers[0].name)}: ${summary.textContent}`);
+    app.announce(`${visible(traces[0].label)} and ${visible(traces[1].label)}, ${visible(layers[0].title)}: ${summary.textContent}`);
   }
 
   const npz = () => {

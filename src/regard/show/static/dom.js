@@ -98,6 +98,17 @@ export function hideValue() {
   if (tip) tip.hidden = true;
 }
 
+// A box that scrolls sideways where its content is wider; a hint says so until its end is in sight.
+export function scrollBox(attributes, ...children) {
+  const box = element("div", {...attributes, class: `scroll ${attributes?.class ?? ""}`.trim()}, children);
+  const hint = element("p", {class: "scroll-hint quiet", "aria-hidden": "true", hidden: true}, "scroll sideways for more →");
+  const check = () => (hint.hidden = box.scrollLeft + box.clientWidth >= box.scrollWidth - 2);
+  box.addEventListener("scroll", check, {passive: true});
+  const watch = new ResizeObserver(check);
+  for (const node of [box, ...box.children]) watch.observe(node);
+  return element("div", {class: "scroll-frame"}, box, hint);
+}
+
 // f at most once per frame; print does not wait for frames.
 export function framed(f) {
   let frame = 0;

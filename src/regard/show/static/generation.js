@@ -1,7 +1,8 @@
 // Generation step by step: the candidates, the attention of each step, and the tree of the beam search.
-import {element, number, visible} from "./dom.js";
+import {element, number, scrollBox, visible} from "./dom.js";
 import {barChart} from "./plot.js";
 import {chooser, player, tokenStrip, tokenWord, latestCall, within} from "./tokens.js";
+import {headOf, originTitle} from "./labels.js";
 import {beamTree} from "./beam_tree.js";
 
 // The side of the predicted tokens, and their offset: a decoder-only model predicts the token after its row.
@@ -56,7 +57,7 @@ function mountGeneration(root, app) {
   const stepOf = new Map(steps.map((step, at) => [step.row + ahead, at]));
   const go = (step) => state.set({step});
   const control = player("Step", go);
-  const strip = tokenStrip(trace.shape === "encoder" ? "The text; choose a token" : "The generated tokens", (at) => {
+  const strip = tokenStrip(trace.shape === "encoder" ? "The text; choose a token" : "The tokens, step by step", (at) => {
     if (stepOf.has(at)) go(stepOf.get(at));
   });
   const attend = chooser("attention of", (at) => state.set({attend: at ? "head" : "mean"}), {id: "attend"});
@@ -69,16 +70,17 @@ function mountGeneration(root, app) {
   });
   const start = beams?.length ? beamStart(steps, beams) : 0;
   const tree = beams?.length ? beamTree(beams, (step) => go(within(start + step, steps.length, steps.length - 1))) : null;
-  root.append(control.root, element("section", {}, element("h3", {}, trace.shape === "encoder" ? "Text" : "Generated so far"), strip.root),
+  root.append(control.root, element("section", {}, element("h3", {}, trace.shape === "encoder" ? "Text" : trace.prompt ? "Prompt, then generated so far" : "Generated so far"), strip.root),
     element("div", {class: "pair"}, element("section", {}, element("h3", {}, "Candidates"), bars, chosen),
       element("div", {}, groups.length ? attend.root : null, groups.map(({whole}) => whole))));
   if (tree) {
     root.append(element("section", {class: "beam"}, element("h3", {}, "Beam search"),
       element("p", {class: "quiet"}, "Strong tokens were kept in the beam, faint ones pruned; the best hypothesis is coloured."),
-      element("div", {class: "scroll"}, tree.root)));
+      scrollBox({}, tree.root)));
   }
   root.addEventListener("keydown", control.keydown);
   let drawn = -1;
+  const firstStep = Math.max(0, steps.findIndex(({origin}) => origin === "chosen")); // after the prompt
 
   async function attention(group, row) {
     const selected = app.layer();
@@ -88,7 +90,7 @@ function mountGeneration(root, app) {
       const layer = single ? selected : group.layers[0];
       const head = single ? within(state.get("head"), layer.heads) : 0;
       if (row >= layer.queries) return null;
-      return {weights: await app.store.row(trace, layer, head, row), text: `${visible(layer.name)}, head ${head}`};
+      return {weights: await app.store.row(trace, layer, head, row), text: visible(headOf(layer, head))};
     }
     if (row >= whole[0].queries) return null;
     const {weights, count} = await meanRow(app, whole, row);
@@ -96,23 +98,25 @@ function mountGeneration(root, app) {
   }
 
   async function update(names) {
-    const at = within(state.get("step"), steps.length);
+    const at = within(state.get("step"), steps.length, firstStep);
     const step = steps[at];
     const isLatest = startCall();
     control.show(steps.length, at, `step ${at + 1} of ${steps.length}`);
     attend.show(["mean over all heads", "the selected head"], state.get("attend") === "head" ? 1 : 0);
     if (at !== drawn || names?.includes("theme")) {
+      const note = originTitle(step.origin, trace.shape);
       const rows = step.candidates.map(([text, value]) => ({text, value, marked: false}));
       const hit = rows.find(({text, value}) => text === step.chosen[0]
         && Math.abs(value - step.chosen[1]) < 1e-6) ?? rows.find(({text}) => text === step.chosen[0]);
-      if (hit) Object.assign(hit, {marked: true, note: "chosen"});
-      else rows.push({text: step.chosen[0], value: step.chosen[1], marked: true, note: "chosen"});
+      if (hit) Object.assign(hit, {marked: true, note});
+      else rows.push({text: step.chosen[0], value: step.chosen[1], marked: true, note});
       bars.replaceChildren(barChart(`Candidates of step ${at + 1}`, rows, {most: Math.max(step.candidates[0]?.[1] ?? 0, step.chosen[1])}));
-      chosen.replaceChildren("predicts ", tokenWord(step.chosen[0], {class: "boxed"}), " with probability ",
-        element("output", {"data-value": step.chosen[1]}, number(step.chosen[1])));
+      chosen.replaceChildren(step.origin === "given" ? "gives " : "predicts ", tokenWord(step.chosen[0], {class: "boxed"}),
+        step.origin === "given" ? `, which is ${note}, probability ` : " with probability ", element("output", {"data-value": step.chosen[1]}, number(step.chosen[1])));
       drawn = at;
     }
-    strip.show({tokens, chosen: step.row + ahead, later: trace.shape === "encoder" ? null : step.row + ahead + 1});
+    strip.show({tokens, chosen: step.row + ahead, later: trace.shape === "encoder" ? null : step.row + ahead + 1,
+      prompt: trace.prompt});
     tree?.mark(at - start);
     app.announce(`step ${at + 1}: ${visible(step.chosen[0])}, probability ${number(step.chosen[1])}`);
     const found = await Promise.all(groups.map((group) => attention(group, step.row)));

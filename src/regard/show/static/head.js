@@ -2,10 +2,10 @@
 import {element, framed, hideValue, number, showValue, svg, visible} from "./dom.js";
 import {colour, headColour} from "./colour.js";
 import {chosenMatrix, summaries, textsOf, tokenAt, unitAt} from "./merge.js";
+import {headTitle, sideTitles} from "./labels.js";
 import {AttentionLines} from "./attention_lines.js";
 import {eachTop} from "./store.js";
 
-const sideNames = {source: "source", decoder_input: "decoder input", target: "target"};
 
 class HeadView {
   constructor(root, app) {
@@ -31,7 +31,7 @@ class HeadView {
     const summary = state.get("summary");
     if (summary !== "head") return [{head: state.get("head"), paint: colour("--accent"), name: summaries[summary]}];
     const heads = state.get("heads") ?? [...Array(this.app.layer().heads).keys()];
-    return heads.map((head) => ({head, paint: headColour(head), name: `head ${head}`}));
+    return heads.map((head) => ({head, paint: headColour(head), name: headTitle(head)}));
   }
 
   async update(names) {
@@ -47,7 +47,7 @@ class HeadView {
     if (call !== this.call) return undefined;
     Object.assign(this, {trace, layer, words, shown});
     [this.rows, this.columns] = [textsOf(trace.sides[layer.rows], words), textsOf(trace.sides[layer.columns], words)];
-    const captions = layer.rows === layer.columns ? ["query", "key"] : [`query (${sideNames[layer.rows]})`, `key (${sideNames[layer.columns]})`];
+    const captions = layer.rows === layer.columns ? ["query", "key"] : [`query (${sideTitles[layer.rows]})`, `key (${sideTitles[layer.columns]})`];
     this.lines.show([this.rows, this.columns], shown, captions);
     this.chipRow();
     this.size();
@@ -87,7 +87,7 @@ class HeadView {
     const choose = (heads) => state.set({heads: heads.length === all.length || !heads.length ? null : heads});
     const chip = (head) => {
       const made = element("button", {
-        class: "chip", id: `chip-${head}`, "aria-pressed": on.has(head) ? "true" : "false", "aria-label": `head ${head}`, title: "double click: only this head",
+        class: "chip", id: `chip-${head}`, "aria-pressed": on.has(head) ? "true" : "false", "aria-label": headTitle(head), title: `${headTitle(head)}; double click: only this head`,
         onclick: () => choose(all.filter((other) => on.has(other) !== (other === head))),
         ondblclick: () => choose([head]),
       }, `${head}`);
@@ -203,9 +203,9 @@ class HeadView {
   async arrays() {
     const made = {rows: this.rows.map(String), columns: this.columns.map(String)};
     if (this.layer.weights) {
-      for (const {head, name} of this.shown) {
+      for (const {head} of this.shown) {
         const {rows, columns, data} = await chosenMatrix(this.app.store, this.trace, this.layer, {...this.app.choice(), head});
-        made[name.replaceAll(" ", "-")] = {shape: [rows, columns], data};
+        made[this.app.choice().summary === "head" ? `head-${head}` : this.app.choice().summary] = {shape: [rows, columns], data};
       }
     } else Object.assign(made, await this.app.store.top(this.layer));
     return made;

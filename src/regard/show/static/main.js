@@ -62,7 +62,7 @@ function initialHead(trace) {
 function corrections(app) {
   const {state, page} = app;
   const within = (value, count) => (Number.isInteger(value) && value >= 0 && value < count ? value : null);
-  const changes = {trace: within(state.get("trace"), page.traces.length) ?? 0};
+  const changes = {trace: within(state.get("trace"), page.traces.length) ?? state.defaults.trace};
   const trace = page.traces[changes.trace];
   let layer = trace.layers.find(({name}) => name === state.get("layer"));
   if (!layer) Object.assign(changes, initialHead(trace), state.get("head") ? {head: state.get("head")} : {}); // keep a head that the address names
@@ -159,5 +159,7 @@ const given = document.getElementById("regard");
 if (given) {
   const inline = [...document.querySelectorAll('script[type="application/octet-stream"]')];
   const texts = new Map(inline.map((node) => [node.id, node]));
-  mountPage(JSON.parse(given.textContent), (n) => fromBase64(texts.get(`blob-${n}`).textContent), new State(location.hash));
+  const page = JSON.parse(given.textContent);
+  const own = page.slider ? {trace: page.traces.length - 1} : {}; // a film opens on its last checkpoint
+  mountPage(page, (n) => fromBase64(texts.get(`blob-${n}`).textContent), new State(location.hash, own));
 }

@@ -78,7 +78,7 @@ class MatrixView {
     new Uint32Array(image.data.buffer).set(palette());
     context.putImageData(image, 0, 0);
     this.greatest.textContent = number(tiles.most);
-    const about = `Weights of ${layer.name}: ${this.rows.length} queries attend to ${this.columns.length} keys. Arrow keys move over them.`;
+    const about = `Weights of ${layer.title}: ${this.rows.length} queries attend to ${this.columns.length} keys. Arrow keys move over them.`;
     this.canvas.setAttribute("aria-label", visible(about));
   }
 
@@ -147,7 +147,7 @@ class MatrixView {
     if (!inside) return hideValue();
     const {value, exact} = this.weight(row, column);
     const names = `${visible(this.rows[row])} → ${visible(this.columns[column])}`;
-    return showValue(event.clientX, event.clientY, [exact ? number(value) : `at most ${number(value)}`, names, `query ${row}, key ${column}`],
+    return showValue(event.clientX, event.clientY, [exact ? number(value) : `at most ${number(value)}`, names, `query ${row + 1}, key ${column + 1}`],
       {row, column, value});
   }
 

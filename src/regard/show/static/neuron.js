@@ -1,5 +1,5 @@
 // Neuron view: how one attention weight is computed from query, key, scale and softmax, step by step.
-import {element, number, visible} from "./dom.js";
+import {element, number, scrollBox, visible} from "./dom.js";
 import {signedBars} from "./plot.js";
 import {chooser, moved, tokenStrip, tokenWord, latestCall, within} from "./tokens.js";
 
@@ -175,7 +175,7 @@ function mountNeuron(root, app) {
       element("p", {}, `The exponentials of ${count} ${count === 1 ? "key" : "keys"} sum to ${number(found.sum)}; each divided by the sum is a weight.`,
         layer.keys > maxTableKeys ? ` The top ${maxTableKeys} are listed.` : "",
         found.exact ? "" : " For this long text only the top keys are stored."),
-      element("div", {class: "scroll"}, element("table", {class: "keys"},
+      scrollBox({}, element("table", {class: "keys"},
         element("thead", {}, element("tr", {}, heads.map((text) => element("th", {scope: "col"}, text)))), body)));
   }
 
@@ -184,7 +184,7 @@ function mountNeuron(root, app) {
     const missing = !layer?.score_inputs;
     none.hidden = !missing;
     lists.hidden = steps.hidden = missing;
-    if (missing) return others.show(withVectors().map(({name}) => name), -1);
+    if (missing) return others.show(withVectors().map(({title}) => title), -1);
     const [head, row] = [within(state.get("head"), layer.heads), rowOf(layer)];
     const {[layer.rows]: querySide, [layer.columns]: keySide} = app.trace().sides;
     const isLatest = startCall();

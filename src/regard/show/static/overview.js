@@ -1,14 +1,10 @@
 // All layers and heads as thumbnails: one row per layer, or all heads sorted by a statistic.
 import {element, hideValue, number, showValue, visible} from "./dom.js";
 import {paint, strength} from "./colour.js";
+import {headOf, headTitle, statistics} from "./labels.js";
 import {pictured} from "./save.js";
 
 const maxCells = 128; // across a thumbnail, where the screen has as many pixels
-const statistics = {
-  entropy: "mean entropy of a query's weights, in bits", distance: "mean attention distance between query and key, in tokens",
-  confidence: "mean maximum weight of a query (Voita 2019)",
-};
-
 const kindOf = (layer) => [layer.name.split(".")[0], layer.rows === layer.columns ? "" : "cross"].filter(Boolean).join(" · ");
 const groupTitles = {encoder: "Encoder self-attention", decoder: "Decoder self-attention", "decoder · cross": "Cross-attention", "encoder · cross": "Encoder cross-attention"};
 
@@ -116,7 +112,7 @@ class Overview {
       onclick: () => state.set({sort: name === "layer" ? null : name})}, name === "layer" ? "by layer" : name));
     this.tools.replaceChildren(element("span", {class: "quiet ordering"}, "sort"),
       element("div", {class: "choose", role: "group", "aria-label": "sort by"}, buttons),
-      element("span", {class: "quiet"}, sort === "layer" ? "below each head: its entropy in bits (low entropy: few keys)" : `below each head: ${statistics[sort]}`));
+      element("span", {class: "quiet"}, `below each head: ${statistics[sort] ?? "bits of entropy: low = focused"}`));
     this.grid.replaceChildren(...(sort === "layer" ? this.groups(layers) : [this.sorted(layers, sort)]));
   }
 
@@ -125,15 +121,19 @@ class Overview {
     for (const layer of layers) groups.set(kindOf(layer), [...(groups.get(kindOf(layer)) ?? []), layer]);
     return [...groups].map(([kind, found]) => {
       const most = Math.max(...found.map(({heads}) => heads));
+      const thumbWidth = most > 8 ? "5.6rem" : most > 4 ? "7rem" : most > 2 ? "7.2rem" : "13rem";
       const rows = found.map((layer, at) => {
-        const thumbs = Array.from({length: layer.heads}, (_, head) => this.thumb(layer, head, "entropy", `${head}`));
+        const thumbs = Array.from({length: layer.heads}, (_, head) => this.thumb(layer, head, "entropy", headTitle(head)));
         const row = element("div", {class: "thumbs", role: "row"}, thumbs);
         row.style.setProperty("--across", most);
-        row.style.setProperty("--thumb", most > 8 ? "7rem" : most > 4 ? "8.5rem" : most > 2 ? "10.5rem" : "16rem");
+        row.style.setProperty("--thumb", thumbWidth);
         return element("div", {class: "layer-row", role: "presentation"},
-          element("span", {title: visible(layer.name)}, `${layer.name.match(/\d+/)?.[0] ?? at}`), row);
+          element("span", {title: visible(layer.tip)}, `layer ${layer.name.match(/\d+/)?.[0] ?? at}`), row);
       });
-      return element("section", {class: "group", role: "rowgroup", "aria-label": visible(kind)}, element("h3", {}, groupTitles[kind] ?? visible(kind)), rows);
+      const box = element("div", {class: "layer-rows"}, rows); // as many layers side by side as there is room for
+      box.style.setProperty("--row", `calc(3.4rem + ${most} * (${thumbWidth} + .5rem))`);
+      return element("section", {class: "group", role: "rowgroup", "aria-label": visible(kind)},
+        element("h3", {title: visible(found[0].tip)}, groupTitles[kind] ?? visible(kind)), box);
     });
   }
 
@@ -141,7 +141,7 @@ class Overview {
     const heads = layers.flatMap((layer) => Array.from({length: layer.heads}, (_, head) => ({layer, head, value: layer[sort]?.[head] ?? null})));
     const down = sort === "confidence" ? -1 : 1;
     const known = heads.filter(({value}) => value !== null).sort((a, b) => down * (a.value - b.value));
-    const thumbs = known.map(({layer, head}) => this.thumb(layer, head, sort, layer.name));
+    const thumbs = known.map(({layer, head}) => this.thumb(layer, head, sort, layer.title));
     const row = element("div", {class: "thumbs", role: "row"}, thumbs);
     row.style.setProperty("--across", "auto-fill");
     row.style.setProperty("--thumb", "7rem");
@@ -154,14 +154,14 @@ class Overview {
     const numbers = Object.keys(statistics).filter((name) => (layer[name]?.[head] ?? null) !== null);
     const texts = numbers.map((name) => `${name} ${number(layer[name][head])}`);
     const value = layer[shown]?.[head] ?? null;
-    const full = title === layer.name; // then the head index is next to its value
+    const full = title === layer.title; // then the head is next to its value
     const under = element("div", {class: full ? "under full" : "under"}, element("span", {}, visible(title)),
-      element("span", {}, full ? `head ${head}: ${number(value)}` : number(value)));
+      element("span", {}, full ? `${headTitle(head)}: ${number(value)}` : `${number(value)} bits`));
     const thumb = element("button", {
       class: "thumb", role: "gridcell", tabindex: -1, "data-layer": layer.name, "data-head": head, "data-value": value,
-      "aria-label": visible(`${layer.name}, head ${head}, ${texts.join(", ")}`),
+      "aria-label": visible(`${headOf(layer, head)}, ${texts.join(", ")}`),
       onclick: () => this.app.state.set({layer: layer.name, head, summary: "head", view: "matrix"}),
-      onpointermove: (event) => showValue(event.clientX, event.clientY, [`${layer.name}, head ${head}`, ...texts], {row: head, value}),
+      onpointermove: (event) => showValue(event.clientX, event.clientY, [headOf(layer, head), ...texts], {row: head, value}),
       onpointerleave: hideValue,
     }, element("div", {class: "frame"}, canvas), under);
     this.painter.watch(canvas, layer, head);
@@ -181,7 +181,10 @@ class Overview {
       const boxes = this.thumbs.map((thumb) => ({thumb, box: thumb.getBoundingClientRect()}));
       const beyond = boxes.filter(({box}) => (step[1] > 0 ? box.top > here.bottom - 4 : box.bottom < here.top + 4));
       const far = ({box}) => Math.abs(box.top - here.top) * 1000 + Math.abs(box.left - here.left);
-      next = beyond.sort((a, b) => far(a) - far(b))[0]?.thumb;
+      // Layers may be side by side: then up and down lead to the layer before or after.
+      const rows = [...this.grid.querySelectorAll('[role="row"]')];
+      const beside = rows[rows.indexOf(this.thumbs[at].parentElement) + step[1]]?.children[Number(this.thumbs[at].dataset.head)];
+      next = beyond.sort((a, b) => far(a) - far(b))[0]?.thumb ?? beside;
     }
     if (!next) return;
     this.app.state.set({layer: next.dataset.layer, head: Number(next.dataset.head)});
@@ -215,9 +218,7 @@ class Overview {
     for (const frame of this.grid.querySelectorAll(".frame")) {
       const box = frame.getBoundingClientRect();
       const thumb = frame.firstChild;
-      const scale = Math.min(box.width / thumb.width, box.height / thumb.height);
-      const [width, height] = [thumb.width * scale, thumb.height * scale];
-      context.drawImage(thumb, box.left - area.left + (box.width - width) / 2, box.top - area.top + (box.height - height) / 2, width, height);
+      context.drawImage(thumb, box.left - area.left, box.top - area.top, box.width, box.height);
     }
     context.fillStyle = style.color;
     context.textBaseline = "top";

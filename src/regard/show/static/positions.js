@@ -1,6 +1,7 @@
 // Positional encoding: each table as an image, and the similarity of two positions by their distance.
 import {element, hideValue, number, showValue, visible, word} from "./dom.js";
 import {headColour, paint} from "./colour.js";
+import {headTitle} from "./labels.js";
 import {linePlot} from "./plot.js";
 import {enlarged} from "./small_map.js";
 import {within} from "./tokens.js";
@@ -36,7 +37,7 @@ function plotOf(position, table) {
   const [rows, columns] = table.shape;
   if (position.kind === "bias") {
     const lines = Array.from({length: rows}, (_, head) => ({
-      name: `head ${head}`, colour: headColour(head), values: Array.from(table.data.subarray(head * columns, (head + 1) * columns)),
+      name: headTitle(head), colour: headColour(head), values: Array.from(table.data.subarray(head * columns, (head + 1) * columns)),
     }));
     return linePlot({title: "Bias by distance, one line per head", x: Array.from({length: columns}, (_, at) => position.first + at), lines, across: "distance",
       up: "bias"});

@@ -2,11 +2,13 @@
 import {element, hideValue, visible, word} from "./dom.js";
 import {saveNPZ, savePNG, saveSVG} from "./save.js";
 import {summaries, summariesFor} from "./merge.js";
+import {headOf, headTitle, summaryTips} from "./labels.js";
+import {player} from "./tokens.js";
 import {Texts} from "./texts.js";
 
 const commonKeys = [
   ["[ ]", "previous or next layer"], [", .", "previous or next head"], ["w", "words or subwords"], ["s", "next summary of heads"],
-  ["t", "next theme: system, light, dark"], ["arrows", "move the query and the key"], ["Escape", "clear the selection"], ["?", "this help"],
+  ["t", "next theme: system, light, dark"], ["arrows", "in the matrix: move the query and the key"], ["Escape", "clear the selection"], ["?", "this help"],
 ];
 
 function picker(id, title, change) {
@@ -40,7 +42,17 @@ export class Shell {
     this.summary = picker("summary", "summary of heads", (value) => state.set({summary: value}));
     this.theme = picker("theme", "theme", (value) => state.set({theme: value}));
     this.words = element("input", {type: "checkbox", id: "words", onchange: () => state.set({words: this.words.checked})});
-    this.wordsLabel = element("label", {class: "check"}, this.words, "whole words");
+    this.wordsLabel = element("label", {class: "check", title: "merge the subwords of a word: sum over keys, mean over queries"}, this.words, "whole words");
+    this.leftOut = element("p", {id: "left-out", class: "quiet"});
+    // The checkpoints of a run: one slider for all views.
+    app.film = this.film = page.slider ? player("Checkpoint", (trace) => state.set({trace}), 650) : null;
+    this.chosen = element("summary", {});
+    this.fold = element("details", {id: "fold"}, this.chosen, element("div", {id: "choices", role: "group", "aria-label": "Selection"},
+      this.trace.whole, this.layer.whole, this.head.whole, this.summary.whole, this.wordsLabel));
+    this.narrow = matchMedia("(max-width: 40rem)"); // a phone: the choices are folded
+    this.onnarrow = () => (this.fold.open = !this.narrow.matches);
+    this.onnarrow();
+    this.narrow.addEventListener("change", this.onnarrow);
     this.help = this.makeHelp();
     this.saving = this.makeSaving();
     this.onkey = (event) => this.key(event);
@@ -60,10 +72,9 @@ export class Shell {
         element("div", {class: "corner"}, this.theme.whole, this.saving, helper)),
       page.live ? this.makeTraceForm() : null,
       this.texts.root,
-      element("div", {id: "bar"}, this.tabs,
-        element("div", {id: "choices", role: "group", "aria-label": "Selection"},
-          this.trace.whole, this.layer.whole, this.head.whole, this.summary.whole, this.wordsLabel)),
+      element("div", {id: "bar"}, this.tabs, this.fold, this.film?.root),
       this.note,
+      this.leftOut,
       this.view,
       element("p", {id: "status", class: "visually-hidden", role: "status", "aria-live": "polite"}),
       this.help,
@@ -72,6 +83,8 @@ export class Shell {
   }
 
   end() {
+    this.film?.stop();
+    this.narrow.removeEventListener("change", this.onnarrow);
     document.removeEventListener("keydown", this.onkey);
     document.removeEventListener("click", this.onclick);
   }
@@ -94,8 +107,10 @@ export class Shell {
         {id: `tab-${view.name}`, title: `${view.about} (${view.key})`, onclick: () => state.set({view: view.name})}, view.title)));
     }
     for (const tab of this.tabs.children) {
-      if (tab.id === `tab-${current?.name}`) tab.setAttribute("aria-current", "page");
-      else tab.removeAttribute("aria-current");
+      if (tab.id === `tab-${current?.name}`) {
+        tab.setAttribute("aria-current", "page");
+        this.tabs.scrollLeft = tab.offsetLeft - this.tabs.offsetLeft - 40; // in sight where the tabs scroll
+      } else tab.removeAttribute("aria-current");
     }
     const noAttention = trace.layers.length ? "" : " This model has no attention; these views show what it has instead.";
     this.note.textContent = current ? `${current.about}${noAttention}` : "";
@@ -105,13 +120,22 @@ export class Shell {
     const merged = Object.values(trace.sides).some((side) => side.word_spans.length < side.tokens.length);
     this.wordsLabel.hidden = !layer?.weights || !merged;
     this.words.checked = state.get("words");
-    fill(this.theme.list, [["auto", "auto theme"], ["light", "light"], ["dark", "dark"]], state.get("theme"));
+    fill(this.theme.list, [["auto", "auto theme"], ["light", "light theme"], ["dark", "dark theme"]], state.get("theme"));
     if (layer) {
       const fits = summariesFor(layer);
-      fill(this.layer.list, trace.layers.map(({name}) => [name, name]), layer.name);
-      fill(this.head.list, Array.from({length: layer.heads}, (_, head) => [head, `head ${head}`]), state.get("head"));
+      fill(this.layer.list, trace.layers.map(({name, title}) => [name, title]), layer.name);
+      this.layer.list.title = visible(layer.tip);
+      fill(this.head.list, Array.from({length: layer.heads}, (_, head) => [head, headTitle(head)]), state.get("head"));
+      this.head.list.title = "an attention head: its own queries, keys and values";
       fill(this.summary.list, Object.entries(summaries).map(([kind, text]) => [kind, text, fits.includes(kind)]), state.get("summary"));
+      this.summary.list.title = summaryTips[state.get("summary")];
+      const single = state.get("summary") === "head";
+      this.chosen.replaceChildren(word(single ? headOf(layer, state.get("head")) : `${layer.title}, ${summaries[state.get("summary")]}`));
     }
+    this.fold.hidden = !layer && this.trace.whole.hidden;
+    this.film?.show(page.traces.length, state.get("trace"), visible(trace.label));
+    this.leftOut.hidden = !trace.left_out.length;
+    this.leftOut.textContent = `Not on this page: ${trace.left_out.map(([what, why]) => visible(`${what} (${why})`)).join("; ")}.`;
     this.texts.update().catch((error) => this.fail(error));
   }
 
@@ -189,7 +213,7 @@ export class Shell {
   key(event) {
     const {app} = this;
     const {state} = app;
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.('select, textarea, input:not([type="checkbox"])') || this.help.open) return;
+    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.target.matches?.('select, textarea, input:not([type="checkbox"])') || this.help.open) return;
     const trace = app.trace();
     const layer = app.layer();
     const next = (list, value, step) => list[(list.indexOf(value) + step + list.length) % list.length];
@@ -211,8 +235,8 @@ export class Shell {
       });
     }
     const act = view ? () => state.set({view: view.name}) : actions[event.key];
-    if (!act) return;
+    if (!act) return event.target.closest?.("#texts, .player") ? undefined : this.handle?.press?.(event); // arrow keys of the matrix
     event.preventDefault();
-    act();
+    return act();
   }
 }

@@ -20,10 +20,10 @@ export function parsed(hash) {
 }
 
 // The inverse; defaults are left out, so that addresses stay short.
-export function written(values) {
+export function written(values, usual = defaults) {
   const parts = new URLSearchParams();
   for (const [name, value] of Object.entries(values)) {
-    if (value === null || value === undefined || String(value) === String(defaults[name])) continue;
+    if (value === null || value === undefined || String(value) === String(usual[name])) continue;
     parts.set(name, value === true ? "yes" : value === false ? "no" : Array.isArray(value) ? value.join(".") : value);
   }
   return parts.toString();
@@ -31,10 +31,12 @@ export function written(values) {
 
 // The selection. Any further name (step, other, sort, ...) may be set: a number, a text, or null for none.
 export class State {
-  constructor(hash) {
+  // own: defaults of this page, such as the last of its checkpoints.
+  constructor(hash, own = {}) {
     const given = parsed(hash);
+    this.defaults = {...defaults, ...own};
     this.given = "view" in given; // whether the address names a view
-    this.values = {...defaults, ...given};
+    this.values = {...this.defaults, ...given};
     this.watchers = new Set();
   }
 
@@ -64,7 +66,7 @@ export class State {
       this.late = false;
     }, addressPause);
     try {
-      history.replaceState(null, "", `#${written(this.values)}`);
+      history.replaceState(null, "", `#${written(this.values, this.defaults)}`);
     } catch {
       // A page inside a notebook has no address of its own.
     }
@@ -74,7 +76,7 @@ export class State {
   read(hash) {
     if (!hash.includes("=")) return;
     const none = Object.fromEntries(Object.keys(this.values).map((name) => [name, null]));
-    this.set({...none, ...defaults, ...parsed(hash)});
+    this.set({...none, ...this.defaults, ...parsed(hash)});
   }
 
   // Call f(names of the changed values) after each change; returns a function that stops it.
@@ -85,6 +87,6 @@ export class State {
 
   // The address that restores this view.
   link() {
-    return `${location.href.split("#")[0]}#${written(this.values)}`;
+    return `${location.href.split("#")[0]}#${written(this.values, this.defaults)}`;
   }
 }

@@ -1,11 +1,11 @@
 // The texts above every view: click a token to select a query; the keys it attends to are shaded.
-import {element, number} from "./dom.js";
+import {element, number, visible} from "./dom.js";
 import {shade, strength} from "./colour.js";
 import {textsOf, tokenAt, unitAt} from "./merge.js";
+import {sideTips, sideTitles} from "./labels.js";
 import {tokenWord} from "./tokens.js";
 
 const maxShown = 400; // tokens of a text
-const sideTitles = {source: "source", decoder_input: "decoder input", target: "target"};
 
 // The sides above a view: the source, and the decoder input or the target, whichever has the queries.
 function sidesShown(trace, layer) {
@@ -14,10 +14,15 @@ function sidesShown(trace, layer) {
 }
 
 // The word alignment in the Moses (Pharaoh) format.
-function alignmentLine({alignment}) {
+function alignmentLine({alignment, sides}) {
   if (!alignment) return [];
-  const title = "aligned words of source and target, counted from 0, in the Moses format";
-  return [element("div", {class: "line", title}, element("span", {class: "side"}, "alignment"), element("span", {id: "alignment", class: "quiet"}, alignment))];
+  const title = "which word of the source each word of the target was made from, by cross-attention: source word - target word, counted from 0 (the Moses format)";
+  const wordOf = (side, number) => visible(side.word_texts[side.word_ids.indexOf(Number(number))] ?? "");
+  const links = alignment.split(" ").flatMap((link) => {
+    const [from, to] = link.split("-");
+    return [element("span", {title: `source word ${from} (${wordOf(sides.source, from)}) is aligned with target word ${to} (${wordOf(sides.target, to)})`}, link), " "];
+  });
+  return [element("div", {class: "line"}, element("span", {class: "side", title}, "word alignment"), element("span", {id: "alignment", class: "quiet"}, links.slice(0, -1)))];
 }
 
 export class Texts {
@@ -56,14 +61,19 @@ export class Texts {
     const texts = textsOf(side, words);
     const chooses = layer?.rows === name ? "row" : layer?.columns === name ? "column" : null;
     const found = [];
+    const {prompt} = this.app.trace(); // its tokens come first
+    const isPrompt = (unit) => tokenAt(side, words, unit) < prompt;
+    const seam = (unit) => unit > start && isPrompt(unit - 1) && !isPrompt(unit);
     for (let unit = start; unit < stop; unit++) {
-      const token = element(chooses ? "button" : "span", {class: "token", "data-unit": unit}, tokenWord(texts[unit]));
+      const token = element(chooses ? "button" : "span", {class: isPrompt(unit) ? "token prompt" : "token", "data-unit": unit},
+        tokenWord(texts[unit]));
       if (chooses) token.addEventListener("click", () => this.choose(chooses, side, words, unit));
       found.push(token);
     }
     this.units.set(name, {found, start, chooses});
     const group = element("div", {class: "tokens", role: "group", "aria-label": `${sideTitles[name]}, ${texts.length} ${words ? "words" : "tokens"}`},
-      start ? element("span", {class: "more"}, `… ${start.toLocaleString("en")} before`) : null, found,
+      start ? element("span", {class: "more"}, `… ${start.toLocaleString("en")} before`) : null,
+      found.flatMap((token, at) => (seam(start + at) ? [element("span", {class: "seam", title: "the prompt ends here; the model generated the rest"}, "generated"), token] : [token])),
       stop < texts.length ? element("span", {class: "more"}, `${(texts.length - stop).toLocaleString("en")} more …`) : null);
     group.addEventListener("keydown", (event) => {
       const step = {ArrowLeft: -1, ArrowRight: 1}[event.key];
@@ -74,7 +84,7 @@ export class Texts {
       next.click();
     });
     const only = Object.keys(this.app.trace().sides).length === 1;
-    return element("div", {class: "line", "data-side": name}, element("span", {class: "side"}, only ? "text" : sideTitles[name]), group);
+    return element("div", {class: "line", "data-side": name}, element("span", {class: "side", title: only ? "the text that the model reads" : sideTips[name]}, prompt ? "prompt" : only ? "text" : sideTitles[name]), group);
   }
 
   choose(what, side, words, unit) {

@@ -91,7 +91,7 @@ export function tokenStrip(name, choose) {
   }
 
   // chosen: a token, or -1 for none; the keyboard then starts at the first.
-  function show({tokens, chosen, weights = null, later = null, row = null}) {
+  function show({tokens, chosen, weights = null, later = null, row = null, prompt = 0}) {
     const at = Math.max(0, chosen);
     const moving = tokens !== shown.tokens || at < shown.start || at >= shown.stop;
     const [start, stop] = moving ? around(at, tokens.length) : [shown.start, shown.stop];
@@ -107,6 +107,8 @@ export function tokenStrip(name, choose) {
       node.classList.toggle("chosen", token === chosen);
       node.style.backgroundColor = weights ? shade(share) : "";
       node.classList.toggle("strong", share > 0.6);
+      node.classList.toggle("prompt", token < prompt);
+      if (token < prompt) node.title = "in the prompt";
       node.classList.toggle("later", later !== null && token >= later);
       if (weights) node.dataset.value = String(weights[token]);
       else delete node.dataset.value;

@@ -246,6 +246,7 @@ ROBERTA = Family(
     prefix="roberta.",
     unprefixed=r"^(lm_head|classifier|qa_outputs)\.",
     ignored=(r"^embeddings\.position_ids$", r"^embeddings\.token_type_ids$", r"^pooler\."),
+    aliases={"xlm-roberta": ("XLMRoberta", "Roberta"), "camembert": ("Camembert", "Roberta")},
 )
 DISTILBERT = Family(
     "distilbert",

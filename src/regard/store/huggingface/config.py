@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -60,7 +60,7 @@ _HARMLESS = GENERATION_SETTINGS | {
     "tie_weights_", "force_bos_token_to_be_generated", "n_positions", "classif_dropout", "extra_pos_embeddings",
     "max_input_length", "adapters", "license", "source_lang", "target_lang", "sentence_transformers",
     "sbert_ce_default_activation_function", "name", "total_flos", "vocab_size_or_config_json_file", "max_seq_length",
-    "do_lower_case",
+    "do_lower_case", "eos_token_ids", "xla_device",
 }  # fmt: skip
 # Settings that no family supports, with the values that have no effect.
 _ASSUMED: dict[str, tuple[Any, ...]] = {
@@ -344,8 +344,17 @@ class Family:
     unprefixed: str = "^$"  # names that never have the prefix
     ignored: tuple[str, ...] = ()
     kept_settings: tuple[str, ...] = ()  # settings that our model does not need, but others read
+    # Other model types with the same network: how the names of their architectures start, and how the family's own do.
+    aliases: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     # The bias that others expect of a language model head, for a vocabulary size, where our model has none.
     zero_bias: Callable[[int], Mapping[str, Tensor]] = lambda vocabulary: {}
+
+    def own_name(self, architecture: Any) -> Any:
+        """The family's own name of an architecture: RobertaModel for XLMRobertaModel."""
+        for theirs, ours in self.aliases.values():
+            if isinstance(architecture, str) and architecture.startswith(theirs):
+                return ours + architecture.removeprefix(theirs)
+        return architecture
 
     def without_prefix(self, name: str) -> str:
         """A tensor's name in the weight table: without the prefix, in its modern spelling."""

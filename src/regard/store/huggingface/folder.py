@@ -31,12 +31,11 @@ from regard.store.huggingface.sentence_transformers import (
     read_sentence_readout,
     write_sentence_files,
 )
+from regard.store.huggingface.special_tokens import id_or_none
 from regard.store.huggingface.t5 import T5
 from regard.store.huggingface.tokenizers import (
-    Template,
     Tokenizers,
     has_tokenizer,
-    id_or_none,
     id_tokenizer,
     read_huggingface_tokenizers,
     write_huggingface_tokenizers,
@@ -52,9 +51,12 @@ from regard.store.loading import (
     parameter_shapes,
     read_generation_config,
     refuse_pickles,
+    require_depth,
     require_finite,
+    require_memory,
     to_huggingface,
 )
+from regard.store.manifest import write_manifest
 from regard.version import __version__
 
 FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER)
@@ -91,6 +93,7 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
         readout = read_sentence_readout(folder)
         published = replace(published, model=replace(published.model, readout=readout, auxiliary=None))
     matches = _match(family, published, shapes, folder, has_sentence_readout)
+    require_memory(stored.values(), set(paths.values()), device, folder)
     tensors = {match.ours: match.to_ours(read, shapes) for match in matches}
     repeated = {name for match in matches for name in match.theirs if not match.row.concatenated}
     require_equal(matches, {name: read(name) for name in repeated if name in shapes}, folder)
@@ -125,14 +128,13 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     if network.shape != "encoder":
         ids = {key: config[key] for key in GENERATION_SETTINGS & config.keys() if config[key] is not None}
         write_file(folder / "generation_config.json", json_bytes(to_huggingface(loaded.generation_config, ids)))
-    template: Template = "bos_eos" if network.shape == "encoder" else "prompt" if network.shape == "decoder" else "eos"
-    template = "eos" if family is T5 else template
     segments = network.description.embed.segments if isinstance(network.description.embed, Embed) else 0
     write_huggingface_tokenizers(
-        folder, tokenizers, max_length=network.max_positions, template=template, segments=segments
+        folder, tokenizers, max_length=network.max_positions, reads=network.description.reads, segments=segments
     )
     write_sentence_files(folder, network.description, loaded.config.get(MAX_TEXT_LENGTH))
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
+    write_manifest(folder)
     return folder
 
 
@@ -153,7 +155,8 @@ def _family(config: Mapping[str, Any], folder: Path) -> Family:
     model_type, architectures = config.get("model_type"), config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else None
     for family in FAMILIES:
-        if family.name == model_type or (model_type is None and first in family.architectures):
+        named = model_type == family.name or model_type in family.aliases
+        if named or (model_type is None and family.own_name(first) in family.architectures):
             return family
     if model_type is None and first is None and config.keys() >= _ONLY_BERT:
         return BERT
@@ -163,13 +166,14 @@ def _family(config: Mapping[str, Any], folder: Path) -> Family:
 def _architecture(family: Family, config: Mapping[str, Any], weights: PublishedWeights, where: str) -> str:
     """The architecture that config.json names, or the bare model where the weights hold no head."""
     names = config.get("architectures") or [family.architectures[0]]
-    if not isinstance(names, list) or names[0] not in family.architectures:
+    name = family.own_name(names[0]) if isinstance(names, list) else None
+    if name not in family.architectures:
         raise InputError(f"architecture {names!r} is not supported ({where}). "
                          f"regard reads: {', '.join(family.architectures)}.")  # fmt: skip
-    bare = re.sub(r"For(MaskedLM|PreTraining)$", "Model", names[0])
+    bare = re.sub(r"For(MaskedLM|PreTraining)$", "Model", name)
     if bare in family.architectures and not any(re.search(family.unprefixed, name) for name in weights.shapes):
         return bare
-    return str(names[0])
+    return str(name)
 
 
 def _from_config(family: Family, values: Mapping[str, Any], weights: PublishedWeights, where: str) -> PublishedModel:
@@ -190,12 +194,14 @@ def _match(
 ) -> list[Match]:
     """Match published tensors to our parameters and check their names and shapes."""
     model = published.model
-    depth = sum(len(stack.layers) for stack in (model.encoder, model.decoder) if stack is not None)
-    if depth > len(shapes):
-        what = f"config.json says {depth:,} layers, the weights hold {len(shapes):,} tensors"
-        raise messages.CONFIG_AND_WEIGHTS(what=what, folder=folder)
+    stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
+    require_depth(sum(len(stack.layers) for stack in stacks), len(shapes), folder)
     ours = parameter_shapes(model, (published.vocabulary, published.source_vocabulary), f"{folder}/config.json")
     matches = match_rows(family.rows(published), list(ours))
+    for match in matches:
+        found = shapes.get(match.theirs[0], ())[:1]
+        if match.ours == "readout.out.weight" and found and found != ours[match.ours][:1]:
+            raise messages.OTHER_LABELS(named=ours[match.ours][0], found=found[0], folder=folder)
     # Files of sentence encoders may still hold the heads of pretraining.
     ignored = (*family.ignored, r"^pooler\.", family.unprefixed) if has_sentence_readout else family.ignored
     check_names_and_shapes(matches, ours, shapes, ignored, folder)
@@ -249,7 +255,7 @@ def _equivalent(
     published: PublishedModel, network: Network, families: Sequence[Family]
 ) -> tuple[Family, dict[str, Any], dict[str, Tensor]]:
     """The family that can hold this model, with its config and tensors; else an error that names the differences."""
-    faults: list[tuple[int, str]] = []
+    faults: list[tuple[bool, int, str]] = []
     for family in families:
         try:
             config = family.to_config(published)
@@ -266,8 +272,10 @@ def _equivalent(
             lost = sorted(set(ours) - {match.ours for match in match_rows(family.rows(published), ours)})
             assert not lost, f"no row of {family.name}'s table holds {lost}"
             return family, config, tensors
-        faults.append((len(different), f"{family.name} has no {' and no '.join(different[:3])}"))
-    nearest = min(faults, default=(0, f"no family that others know has {_unpublished_parts(published.model)}"))[1]
+        other_shape = again.model.shape != published.model.shape
+        faults.append((other_shape, len(different), f"{family.name} has no {' and no '.join(different[:3])}"))
+    none = True, 0, f"no family that others know has {_unpublished_parts(published.model)}"
+    nearest = min(faults, default=none)[-1]
     raise InputError(f"this model has no published form: {nearest}. It can only be saved as regard's own folder.")
 
 
@@ -310,15 +318,14 @@ def _comparable(model: Model) -> Any:
 
 
 def _differences(ours: Any, theirs: Any, key: str = "") -> list[str]:
-    """The keys in which two descriptions differ, of those that change the output."""
+    """The keys in which two descriptions differ, of those that change the output; equal layers are named once."""
     if isinstance(ours, dict) and isinstance(theirs, dict) and ours.get("kind") == theirs.get("kind"):
         names = [name for name in ours if name not in _TRAINING_ONLY]
         return [
             fault for name in names for fault in _differences(ours[name], theirs.get(name), f"{key}.{name}".lstrip("."))
         ]
     if isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        pairs = enumerate(zip(ours, theirs))
-        return [fault for index, (a, b) in pairs for fault in _differences(a, b, f"{key}[{index}]")]
+        return list(dict.fromkeys(fault for a, b in zip(ours, theirs) for fault in _differences(a, b, key)))
     if ours == theirs:
         return []
     value = ours.get("kind", ours) if isinstance(ours, dict) else ours

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from regard.errors import InputError
 from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
@@ -17,6 +18,8 @@ from regard.models.model import Model, Stack
 from regard.models.readouts import Vocabulary
 from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
 from regard.store.huggingface.weights import Row, row, squeeze, weight_and_bias
+
+_PRECISION = 4e-3  # of sinusoids in half precision
 
 
 def _stack(side: str) -> tuple[Row, ...]:
@@ -67,6 +70,18 @@ def _shares_embeddings(weights: PublishedWeights) -> bool:
     return all(weights.equal_or_missing(name, "shared.weight") for name in names)
 
 
+def _require_sinusoids(weights: PublishedWeights, width: int) -> None:
+    """Refuse positions in the file that are not the sinusoids that the model computes, up to their precision."""
+    for side in ("encoder", "decoder"):
+        name = f"{side}.embed_positions.weight"
+        shape = weights.shapes.get(name, ())
+        if len(shape) == 2 and shape[1] == width and width % 2 == 0:
+            expected = Sinusoid().build(width).table(torch.arange(shape[0]))
+            if (weights.read(name) - expected).abs().max() > _PRECISION:
+                raise InputError(f"{name} holds other positions than Marian's sinusoids; regard has only those. "
+                                 "Leave it out of the weights if the model was trained with sinusoids.")  # fmt: skip
+
+
 def _from_config(config: ConfigReader, weights: PublishedWeights, _architecture: str) -> PublishedModel:
     for name in ("normalize_before", "normalize_embedding", "add_final_layer_norm", "add_bias_logits"):
         config.assume(name, False)
@@ -76,6 +91,7 @@ def _from_config(config: ConfigReader, weights: PublishedWeights, _architecture:
         "max_position_embeddings", "num_hidden_layers",
     )  # fmt: skip
     width, dropout = config.integer("d_model|hidden_size", 1024), config.number("dropout", 0.1)
+    _require_sinusoids(weights, width)
     activation = config.activation("activation_function", "gelu")
     tying = config.boolean("tie_word_embeddings", True)
     shared = config.boolean("share_encoder_decoder_embeddings", True) and (tying or _shares_embeddings(weights))

@@ -59,26 +59,36 @@ def _rows(published: PublishedModel) -> tuple[Row, ...]:
     return *ROWS, *up
 
 
+def _feedforward(config: ConfigReader, default: str) -> tuple[Activation, bool]:
+    """The activation and whether it is gated: what `dense_act_fn` and `is_gated_act` say, or `feed_forward_proj`."""
+    projection = config.string("feed_forward_proj", default)
+    gate, _, name = projection.rpartition("-")
+    if gate not in ("", "gated") or name not in ACTIVATIONS:
+        config.refuse("feed_forward_proj", projection)
+    usual = "gelu_new" if projection == "gated-gelu" else name if name in ACTIVATIONS else "relu"
+    return config.activation("dense_act_fn", usual), config.boolean("is_gated_act", gate == "gated")
+
+
 def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: str) -> PublishedModel:
     width, depth = config.integer("d_model|hidden_size", 512), config.depth("num_layers|num_hidden_layers", 6)
     heads, key_width = config.integer("num_heads|num_attention_heads", 8), config.integer("d_kv|head_dim", 64)
     dropout = config.number("dropout_rate", 0.1)
-    gate, _, name = config.string("feed_forward_proj", "relu").rpartition("-")
-    if gate not in ("", "gated") or name not in ACTIVATIONS:
-        config.refuse("feed_forward_proj", config.values["feed_forward_proj"])
-    activation: Activation = "gelu_tanh" if (gate, name) == ("gated", "gelu") else ACTIVATIONS.get(name, "relu")
-    config.ignore("dense_act_fn", "is_gated_act", "classifier_dropout")
+    multilingual = config.values.get("model_type") == "mt5"
+    activation, gated = _feedforward(config, "gated-gelu" if multilingual else "relu")
+    config.ignore("classifier_dropout")
     position = RelativeBias(
         config.integer("relative_attention_num_buckets", 32, least=4),
         config.integer("relative_attention_max_distance", 128),
     )
     tied = weights.equal_or_missing("lm_head.weight", "shared.weight")
-    scaled = config.boolean("scale_decoder_outputs", config.boolean("tie_word_embeddings", True))
+    # T5 1.1 says that its embeddings are not tied where it means that outputs are not scaled; mT5 never scales them.
+    scaled = config.boolean("tie_word_embeddings", True) and not multilingual
+    scaled = config.boolean("scale_decoder_outputs", scaled)
     score, join = Dot(scaled=False), PreNorm(RMSNorm(config.epsilon("layer_norm_epsilon", 1e-6)))
     attention = SelfAttention(heads, score=score, key_width=key_width, biased=False)
     cross = CrossAttention(heads, score=score, key_width=key_width, biased=False)
     inner = config.integer("d_ff", 2048)
-    feedforward = FeedForward(inner, activation, gate == "gated", biased=False, dropout=dropout)
+    feedforward = FeedForward(inner, activation, gated, biased=False, dropout=dropout)
     decoder_depth = config.depth("num_decoder_layers", depth)
     encoder = Stack(depth * ((attention, feedforward),), join, dropout, position)
     embed = Embed(dropout=dropout, init_std=1.0)
@@ -125,6 +135,7 @@ T5 = Family(
     _rows,
     _from_config,
     _to_config,
+    aliases={"mt5": ("MT5", "T5")},
     # The first files hold a relative bias for cross-attention, which was never used.
     ignored=(r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$",),
 )

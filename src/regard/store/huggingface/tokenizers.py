@@ -1,8 +1,8 @@
 """Tokenizer files of Hugging Face, read and written: every format becomes our one Tokenizer.
 
 tokenizer.json; BERT's vocab.txt; GPT-2's and RoBERTa's vocab.json with merges.txt; T5's and the Reformer's
-spiece.model; Marian's source.spm and target.spm with vocab.json. tokenizer_config.json and the older
-special_tokens_map.json name the special tokens.
+spiece.model; the sentencepiece.bpe.model of XLM-RoBERTa and CamemBERT; Marian's source.spm and target.spm with
+vocab.json. tokenizer_config.json and the older special_tokens_map.json name the special tokens.
 """
 
 from __future__ import annotations
@@ -14,31 +14,37 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from regard import messages
-from regard.data.tokenize.tokenizer import LOOKUP_ONLY, SpecialTokens, Tokenizer
+from regard.data.tokenize.encode import Reads, Template
+from regard.data.tokenize.tokenizer import FIRST_TEXT, LOOKUP_ONLY, SECOND_TEXT, SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError, Note
 from regard.store.files import first_line, json_bytes, read_bounded, read_json, write_file
-
-Names = dict[str, str]
-"""Special tokens by role: "bos_token" -> "<s>"."""
-
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_BERT: Names = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
-                "mask_token": "[MASK]"}  # fmt: skip
-_ROBERTA: Names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>",
-                   "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
-_GPT2: Names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-_SENTENCEPIECE: Names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+from regard.store.huggingface.special_tokens import (
+    CLASSES,
+    ROLES,
+    SENTENCEPIECE,
+    bert_normalizer,
+    id_or_none,
+    obeying,
+    read_settings,
+    special_names,
+    special_tokens,
+    tokenizer_class,
+    trimmed_offsets,
+    with_template,
+)
 
 Tokenizers = tuple[Tokenizer, Tokenizer | None]
 """The source's tokenizer, and the target's where it has its own."""
 
-_FILES = ("tokenizer.json", "spiece.model", "source.spm", "merges.txt", "vocab.json", "vocab.txt", "tokenizer.model")
+_FAIRSEQ = "sentencepiece.bpe.model"
+_FILES = ("tokenizer.json", "spiece.model", _FAIRSEQ, "source.spm", "merges.txt", "vocab.json", "vocab.txt",
+          "tokenizer.model")  # fmt: skip
 
 _UNIGRAM, _BPE = 1, 2  # model types
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # piece types
@@ -56,22 +62,30 @@ def has_tokenizer(folder: Path) -> bool:
 
 def read_huggingface_tokenizers(folder: Path, *, start: int | None = None, end: int | None = None) -> Tokenizers:
     """Read the tokenizers of a Hugging Face folder; `start` and `end` are the decoder's, where its config has them."""
-    settings = _settings(folder)
+    settings = read_settings(folder)
     files = {path.name for path in folder.iterdir()}
     if "tokenizer.json" in files:
         return _from_tokenizer_json(folder, settings, files, start, end)
     if "spiece.model" in files:
-        library = _build(folder, "spiece.model", lambda: _sentencepiece(folder, settings))
-        return _finish(library, folder, settings, _SENTENCEPIECE, start, end), None
+        found = _read_sentencepiece(folder / "spiece.model", _BPE)
+        library = _build(folder, "spiece.model", lambda: _sentencepiece(found, settings))
+        default = "ReformerTokenizer" if found.bpe else "T5Tokenizer"
+        return _finish(library, folder, settings, default, start, end), None
+    if _FAIRSEQ in files:
+        french = tokenizer_class(folder, settings, "XLMRobertaTokenizer") is CLASSES["CamembertTokenizer"]
+        library = _build(folder, _FAIRSEQ, lambda: _fairseq_tokenizer(folder / _FAIRSEQ, french=french))
+        return _finish(library, folder, settings, "XLMRobertaTokenizer", start, end), None
     if {"source.spm", "target.spm", "vocab.json"} <= files:
         return _marian(folder, settings, start, end)
     if {"vocab.json", "merges.txt"} <= files:
         library = _build(folder, "merges.txt", lambda: _byte_level_bpe(folder, settings))
-        names = _ROBERTA if library.token_to_id("<s>") is not None else _GPT2
-        return _finish(library, folder, settings, names, start, end), None
+        default = "GPT2Tokenizer" if library.token_to_id("<s>") is None else "RobertaTokenizer"
+        if tokenizer_class(folder, settings, default) is CLASSES["RobertaTokenizer"]:
+            library.post_processor = trimmed_offsets(settings)
+        return _finish(library, folder, settings, default, start, end), None
     if "vocab.txt" in files:
         library = _build(folder, "vocab.txt", lambda: _wordpiece(folder, settings))
-        return _finish(library, folder, settings, _BERT, start, end), None
+        return _finish(library, folder, settings, "BertTokenizer", start, end), None
     raise InputError(f"no tokenizer in {folder}. It needs a tokenizer.json, a vocab.txt, a vocab.json with merges.txt "
                      "or source.spm, or a spiece.model.")  # fmt: skip
 
@@ -88,8 +102,9 @@ def _from_tokenizer_json(
                 library = Tokenizer.from_json(text)._tokenizer
             except DamagedFile as error:
                 raise DamagedFile(f"{error} ({folder / name})") from None
-            special_tokens = _special_tokens(library, _names(settings, {}), settings, start, end)
-            found.append(Tokenizer.from_json(text, special_tokens))
+            of_class = tokenizer_class(folder, settings)
+            text = obeying(text, library, of_class, settings)
+            found.append(Tokenizer.from_json(text, special_tokens(library, of_class, settings, start, end, saved=True)))
     return found[0], found[1] if len(found) > 1 else None
 
 
@@ -97,82 +112,29 @@ def _finish(
     library: tokenizers.Tokenizer,
     folder: Path,
     settings: Mapping[str, Any],
-    default_names: Names,
+    default_class: str,
     start: int | None,
     end: int | None,
     first_unknown: int | None = None,
 ) -> Tokenizer:
     """Add the added tokens and determine the special tokens."""
-    names = _names(settings, default_names)
-    known = [name for name in names.values() if library.token_to_id(name) is not None]
-    library.add_special_tokens([AddedToken(name, normalized=False) for name in known])
+    of_class = tokenizer_class(folder, settings, default_class)
+    names = special_names(settings, of_class.names)
+    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    for role, name in names.items():
+        if name not in added and library.token_to_id(name) is not None:
+            library.add_special_tokens([_added_token(name, _mapping(settings.get(role)))])
     for token, number in _added_tokens(folder, settings):
         if token.special:
             library.add_special_tokens([token])
         elif library.token_to_id(token.content) is None:
             library.add_tokens([token])
-        found = library.token_to_id(token.content)
-        if found != number:
-            raise DamagedFile(f"{folder} gives {token.content!r} the id {number}, its vocabulary {found}. "
+        own = library.token_to_id(token.content)
+        if own != number:
+            raise DamagedFile(f"{folder} gives {token.content!r} the id {number}, its vocabulary {own}. "
                               "Copy all its files again.")  # fmt: skip
-    special_tokens = _special_tokens(library, names, settings, start, end)
-    return Tokenizer(library, None, replace(special_tokens, first_unknown=first_unknown))
-
-
-def _special_tokens(
-    library: tokenizers.Tokenizer, names: Names, settings: Mapping[str, Any], start: int | None, end: int | None
-) -> SpecialTokens:
-    """The ids of the special tokens, from their names."""
-    ids = {role: library.token_to_id(name) for role, name in names.items()}
-
-    def first(*roles: str) -> int | None:
-        return next((ids[role] for role in roles if ids.get(role) is not None), None)
-
-    bos = first("cls_token", "bos_token") if start is None else start
-    eos = first("eos_token", "sep_token") if end is None else end
-    unk, pad, named_bos = first("unk_token"), first("pad_token"), ids.get("bos_token")
-    around_nothing = library.encode("", add_special_tokens=True).ids
-    prompt_prefix = (around_nothing[0],) if around_nothing and around_nothing[0] == named_bos else ()
-    if settings.get("add_bos_token") is True and named_bos is not None:
-        prompt_prefix = (named_bos,)
-    return SpecialTokens(
-        bos,
-        eos,
-        eos if pad is None else pad,
-        # GPT-2 encodes every text, and names its end-of-text token as the unknown one.
-        None if unk == eos else unk,
-        first("mask_token"),
-        prompt_prefix,
-        2 if _has_double_separator(library, names) else 1,
-    )
-
-
-def _has_double_separator(library: tokenizers.Tokenizer, names: Names) -> bool:
-    """Whether two end tokens separate the texts of a pair, as in RoBERTa."""
-    if library.post_processor is None:
-        return {role: names.get(role) for role in _ROBERTA} == _ROBERTA
-    ids = library.encode("", "", add_special_tokens=True).ids
-    return len(ids) == 4 and ids[1] == ids[2] == ids[3] != ids[0]
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    """The settings of tokenizer_config.json over those of the older special_tokens_map.json."""
-    found: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        if (folder / name).exists():
-            found |= {key: value for key, value in read_json(folder / name).items() if value is not None}
-    return found
-
-
-def _names(settings: Mapping[str, Any], default_names: Names) -> Names:
-    """The name of each special token; a setting is a string or an object with "content"."""
-    names = dict(default_names)
-    for role in _ROLES:
-        value = settings.get(role)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            names[role] = value
-    return names
+    found = special_tokens(library, of_class, settings, start, end, saved=False)
+    return Tokenizer(library, None, replace(found, first_unknown=first_unknown))
 
 
 def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[tuple[AddedToken, int]]:
@@ -183,13 +145,20 @@ def _added_tokens(folder: Path, settings: Mapping[str, Any]) -> list[tuple[Added
             found[text] = AddedToken(text, normalized=True), number
     for number, value in _mapping(settings.get("added_tokens_decoder")).items():
         token = _mapping(value)
-        flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
         if isinstance(token.get("content"), str) and str(number).isdecimal():
-            given = {flag: token[flag] for flag in flags if isinstance(token.get(flag), bool)}
-            found[token["content"]] = AddedToken(token["content"], **given), int(number)
+            found[token["content"]] = _added_token(token["content"], token, normalized=True), int(number)
     if not all(isinstance(number, int) for _, number in found.values()):
         raise DamagedFile(f"{folder}/added_tokens.json cannot be used: an id is missing. Copy it again.")
     return sorted(found.values(), key=lambda pair: pair[1])
+
+
+def _added_token(name: str, given: Mapping[str, Any], **default: bool) -> AddedToken:
+    """A token with the flags that a file gives it."""
+    flags = {"normalized": False, **default}
+    for flag in ("single_word", "lstrip", "rstrip", "normalized", "special"):
+        if isinstance(given.get(flag), bool):
+            flags[flag] = given[flag]
+    return AddedToken(name, **flags)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -200,14 +169,9 @@ def _wordpiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenize
     """BERT's WordPiece: vocab.txt has one token per line, whose number is its id."""
     lines = _read_text(folder / "vocab.txt").replace("\r\n", "\n").removesuffix("\n").split("\n")
     vocabulary = {token: number for number, token in enumerate(lines)}
-    names = _names(settings, _BERT)
+    names = special_names(settings, CLASSES["BertTokenizer"].names)
     library = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=names["unk_token"]))
-    library.normalizer = normalizers.BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-        strip_accents=settings.get("strip_accents"),
-        lowercase=settings.get("do_lower_case", True),
-    )
+    library.normalizer = bert_normalizer(settings)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     return library
@@ -228,12 +192,11 @@ def _byte_level_bpe(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tok
     return library
 
 
-def _sentencepiece(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _sentencepiece(found: _SentencePieceModel, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """The tokenizer of a spiece.model: the Reformer's if it is a BPE model, T5's if it is a unigram model."""
     sentinels = settings.get("extra_ids", 100)
     if not isinstance(sentinels, int) or not 0 <= sentinels <= 10_000:
         raise ValueError(f"extra_ids is {sentinels!r}")
-    found = _read_sentencepiece(folder / "spiece.model", _BPE)
     return _reformer_tokenizer(found) if found.bpe else _t5_tokenizer(found, sentinels)
 
 
@@ -247,7 +210,7 @@ def _marian(folder: Path, settings: Mapping[str, Any], start: int | None, end: i
             raise DamagedFile(f"{path} cannot be used: an id is missing. Copy it again.")
         own_settings = {**settings, "added_tokens_decoder": {}}
         library = _build(folder, name, partial(_marian_tokenizer, folder / name, ids))
-        found.append(_finish(library, folder, own_settings, _SENTENCEPIECE, start, end, len(ids)))
+        found.append(_finish(library, folder, own_settings, "MarianTokenizer", start, end, len(ids)))
     return found[0], found[1]
 
 
@@ -272,12 +235,8 @@ def _read_text(path: Path) -> str:
         raise _unusable(path, "it is not UTF-8") from None
 
 
-Template = Literal["bos_eos", "eos", "prompt"]
-"""The special tokens around a text: begin and end, only the end, or the prefix of a prompt."""
-
-
 def write_huggingface_tokenizers(
-    folder: Path, made: Tokenizers, *, max_length: int | None, template: Template, segments: int = 0
+    folder: Path, made: Tokenizers, *, max_length: int | None, reads: Reads, segments: int = 0
 ) -> None:
     """Write tokenizer.json with a template of special tokens, and tokenizer_config.json; or Marian's own files."""
     if made[1] is not None and _is_marian(made[0]) and _is_marian(made[1]):
@@ -285,7 +244,7 @@ def write_huggingface_tokenizers(
         return
     for tokenizer, name in zip(made, ("tokenizer.json", "target_tokenizer.json")):
         if tokenizer is not None:
-            write_file(folder / name, _with_template(tokenizer, template).encode())
+            write_file(folder / name, with_template(tokenizer, Template.of(tokenizer, reads)).encode())
     config = _tokenizer_config(made[0], max_length)
     if segments > 1:  # else others would not give token_type_ids to the texts of a pair
         config["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
@@ -307,7 +266,7 @@ def _write_marian(folder: Path, made: tuple[Tokenizer, Tokenizer], max_length: i
     write_file(folder / "vocab.json", json_bytes(source_ids))
     if separate:
         write_file(folder / "target_vocab.json", json_bytes(target_ids))
-    config = {**_SENTENCEPIECE, "tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}
+    config = {**SENTENCEPIECE, "tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}
     config = config if max_length is None else {**config, "model_max_length": max_length}
     write_file(folder / "tokenizer_config.json", json_bytes(config))
 
@@ -319,39 +278,10 @@ def _tokenizer_config(tokenizer: Tokenizer, max_length: int | None) -> dict[str,
     unk, pad, mask = (
         id_or_none(read) for read in (lambda: tokenizer.unk, lambda: tokenizer.pad, lambda: tokenizer.mask)
     )
-    for role, number in zip(_ROLES, (bos, eos, unk, eos, pad, bos, mask)):
+    for role, number in zip(ROLES, (bos, eos, unk, eos, pad, bos, mask)):
         if number is not None:
             config[role] = library.id_to_token(number)
     return config if max_length is None else {**config, "model_max_length": max_length}
-
-
-def id_or_none(read: Callable[[], int]) -> int | None:
-    """The id of a special token, or None if the tokenizer lacks it."""
-    try:
-        return read()
-    except InputError:
-        return None
-
-
-def _with_template(tokenizer: Tokenizer, template: Template) -> str:
-    """tokenizer.json with a post-processor that adds the special tokens."""
-    library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
-    plain = json.loads(tokenizer.to_json())
-
-    def named(*ids: int) -> list[tuple[str, int]]:
-        return [(str(library.id_to_token(number)), number) for number in ids]
-
-    before = {"bos_eos": named(tokenizer.bos), "eos": [], "prompt": named(*tokenizer.prompt_prefix)}[template]
-    after = [] if template == "prompt" else named(tokenizer.eos)
-    one = " ".join([*(name for name, _ in before), "$A:0", *(f"{name}:0" for name, _ in after)])
-    more = (tokenizer.special_tokens.pair_separators if tokenizer.special_tokens else 1) - 1
-    two = " ".join([one, *(more * [f"{name}:0" for name, _ in after]), "$B:1", *(f"{name}:1" for name, _ in after)])
-    if before or after:
-        library.post_processor = processors.TemplateProcessing(one, two, [*before, *after])
-        plain["post_processor"] = json.loads(library.to_str())["post_processor"]
-    else:
-        plain["post_processor"] = None
-    return json.dumps(plain, ensure_ascii=False)
 
 
 def id_tokenizer(
@@ -364,8 +294,10 @@ def id_tokenizer(
     # Default settings may name tokens that the model does not have.
     found = map(generation_config.get, ("bos_token_id", "pad_token_id"))
     bos, pad = (number if number in range(size) else None for number in found)
-    special_tokens = SpecialTokens(bos if start is None else start, end, end if pad is None else pad, prompt_prefix=())
-    return Tokenizer(library, special_tokens=special_tokens)
+    pad = pad if pad is not None else 0 if end is None else end
+    bare = ((FIRST_TEXT, 0),), ((FIRST_TEXT, 0), (SECOND_TEXT, 0))
+    special = SpecialTokens(bos if start is None else start, end, pad, single=bare[0], pair=bare[1])
+    return Tokenizer(library, special_tokens=special)
 
 
 @dataclass(frozen=True)
@@ -437,16 +369,40 @@ def _reformer_tokenizer(found: _SentencePieceModel) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _t5_tokenizer(found: _SentencePieceModel, sentinels: int) -> tokenizers.Tokenizer:
-    """T5's unigram model with sentinels; <extra_id_0> has the highest id."""
-    extra = [f"<extra_id_{number}>" for number in range(sentinels)]
-    pieces = [*found.pieces, *((name, 0.0) for name in reversed(extra))]
-    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, found.unknown, found.falls_back_to_bytes))
+def _unigram_tokenizer(
+    found: _SentencePieceModel, pieces: list[tuple[str, float]], unknown: int
+) -> tokenizers.Tokenizer:
+    """A unigram model of these pieces, which cuts a text at its spaces first."""
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unknown, found.falls_back_to_bytes))
     if found.charsmap:
         tokenizer.normalizer = normalizers.Precompiled(found.charsmap)
     metaspace = pre_tokenizers.Metaspace(_SPACE, "always", split=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
     tokenizer.decoder = _decoder(found, [])
+    return tokenizer
+
+
+def _fairseq_tokenizer(path: Path, *, french: bool) -> tokenizers.Tokenizer:
+    """The tokenizer of XLM-RoBERTa or CamemBERT: pieces after the special tokens of fairseq, and <mask> last."""
+    found = _read_sentencepiece(path)
+    first = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    kept = found.pieces[3:]
+    if french:
+        first = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
+        kept = found.pieces[1:]
+    tokenizer = _unigram_tokenizer(found, [*first, *kept, ("<mask>", 0.0)], 3)
+    unused = [name for name, _ in first if name.endswith("NOTUSED")]
+    special = [AddedToken(name, normalized=False) for name in (*unused, "<s>", "</s>", "<pad>", "<unk>")]
+    # As in RoBERTa, the mask stands for a word with the space before it.
+    tokenizer.add_special_tokens([*special, AddedToken("<mask>", lstrip=True, normalized=False)])
+    return tokenizer
+
+
+def _t5_tokenizer(found: _SentencePieceModel, sentinels: int) -> tokenizers.Tokenizer:
+    """T5's unigram model with sentinels; <extra_id_0> has the highest id."""
+    extra = [f"<extra_id_{number}>" for number in range(sentinels)]
+    pieces = [*found.pieces, *((name, 0.0) for name in reversed(extra))]
+    tokenizer = _unigram_tokenizer(found, pieces, found.unknown)
     _add_special_pieces(tokenizer, found)
     special = [found.pieces[found.unknown][0], *extra]
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
