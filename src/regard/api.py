@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -364,7 +364,7 @@ class LoadedModel:
         beams, heads, ended = None, self.alignment_heads, False
         if length or (target is None and self.network.shape == "encoder-decoder"):
             text = text + (target or "")
-            with _shown(progress, length or 2 * len(self.tokenizer.encode(text)) + 50, "generate") as done:
+            with _shown(progress, length or 2 * len(self.tokenizer.encode(text)) + 50, "generating") as done:
                 tree, generated = beam_tree(self.network, self.tokenizers, text, options, progress=done)
             shown, beams, ended = generated.tokens, tree if options.beam > 1 else None, generated.ended
         return trace(
@@ -397,11 +397,6 @@ def _require_pairs(what: str, sources: Sequence[str], targets: Sequence[str] | N
         raise InputError(f"{what} takes lists of texts, as many targets as sources.")
 
 
-@contextmanager
-def _shown(progress: Progress | None, total: int, what: str) -> Iterator[Progress]:
+def _shown(progress: Progress | None, total: int, what: str) -> AbstractContextManager[Progress]:
     """The caller's progress, or else one that is shown to those who wait."""
-    if progress is not None:
-        yield progress
-        return
-    with waiting(total, what) as advance:
-        yield advance
+    return waiting(total, what) if progress is None else nullcontext(progress)

@@ -100,7 +100,7 @@ OVERLAP_SOURCE = Notice("Sources of validation or test pairs occur in training, 
     "Remove them from {path}, or from the training text.")
 OVERLAP_LINES = Notice("Lines of validation or test documents occur in training",
     "{count:,} of {lines:,} long {what} lines also occur in training; scores will be too good.",
-    "Take {path} out of the training text.")
+    "Remove them from {path}, or from the training text.")
 LEFT_OUT = Notice("Some texts were left out",
     "{path}: {count:,} of {lines:,} left out: {reasons}.", "They are listed in {listed}.")
 VOCABULARY_TOO_LARGE = Fault("The vocabulary is too large for the text",

@@ -13,6 +13,8 @@ from typing import Any, Literal
 Progress = Callable[[float], None]
 """Receives how many more are done."""
 
+QUIET: Progress = lambda done: None  # noqa: E731
+
 Place = Literal["terminal", "notebook", "pipe"]
 
 _SECONDS = 0.2  # between two updates of a notebook's cell
@@ -75,11 +77,13 @@ def progress(total: int | None, what: str, least: int = 2) -> Iterator[Progress]
     """Progress towards a total; none for fewer than `least` items. No total: it only moves."""
     where = place() if total is None or total >= least else "pipe"
     if where == "pipe":
-        yield lambda done: None
+        yield QUIET
     elif where == "notebook":
         cell = Cell()
-        yield cell.counter(total, what)
-        cell.clear()
+        try:
+            yield cell.counter(total, what)
+        finally:
+            cell.clear()
     else:
         from rich.console import Console
         from rich.progress import Progress as Bars

@@ -68,6 +68,29 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path):
     assert pipe.is_fifo()
 
 
+def test_standard_output_is_written_to_and_the_file_behind_it_is_not_replaced(tmp_path: Path):
+    code = """from pathlib import Path; from regard.store.files import write_output
+print(1); write_output(Path('/dev/stdout'), b'2'); print(3)"""
+    with open(tmp_path / "log", "w") as log:
+        log.write("0 ")
+        log.flush()
+        subprocess.run([sys.executable, "-c", code], stdout=log, check=True)
+        log.write("4")
+    assert (tmp_path / "log").read_text() == "0 1\n23\n4"
+
+
+def test_the_line_ends_of_windows_are_no_text(
+    models: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    found = []
+    for end in (b"\n", b"\r\n"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat" + end + b"the" + end)))
+        assert run(["translate", str(models / "translator"), "--json", "--max-tokens", "2"]) == 0
+        found.append(capfd.readouterr().out)
+    assert found[0] == found[1]
+    assert "the cat" in found[0]
+
+
 def test_a_device_is_written_to_and_stays_a_device():
     leader, follower = os.openpty()  # a character device of our own
     device = Path(os.ttyname(follower))

@@ -55,7 +55,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("show gpt2 a --beam 3 --out page.html", "--beam searches for a target"),
         ("show bert a --beam 3 --out page.html", "--beam searches for a target"),
         ("show bert a --port 8000 --out page.html", "--port is for the local server"),
-        ("show bert a --no-browser --out page.html", "--browser is for the local server"),
+        ("show bert a --browser --out page.html", "--browser is for the local server"),
         ("evaluate gpt2 --text lines --beam 3", "--beam is for translations"),
         ("evaluate gpt2 --text lines --plot p.png", "--plot is for translations"),
         ("evaluate gpt2 --text lines --pairs", "--pairs says how --source is read"),
@@ -88,8 +88,10 @@ def test_an_option_that_changes_nothing_is_refused(
     [
         "generate gpt2 a --beam 3 --temperature 0 --max-tokens 2",
         "translate translator --beam 2 --length-penalty 1 --coverage-penalty 0.2 --max-tokens 2",
+        "translate translator --beam 1 --length-penalty 1 --json --max-tokens 2",
         "translate translator --temperature 1 --seed 3 --top-p 0.9 --max-tokens 2",
         "show gpt2 a --beam 2 --length 2 --out page.html",
+        "show bert a --no-browser --out page.html",
     ],
 )
 def test_an_option_that_applies_is_taken(line: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

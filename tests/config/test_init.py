@@ -15,6 +15,7 @@ import pytest
 import regard
 from regard.config.init import Pace, recipe_for
 from regard.config.recipe import Recipe, parse_recipe
+from regard.config.setup import read_setup
 from regard.errors import InputError
 from regard.models import zoo
 
@@ -161,10 +162,32 @@ def test_steps_fit_the_minutes_and_the_epochs(tmp_path: Path) -> None:
     fast, usual, slow = at(1e9), at(5_000), at(10)
     assert fast["train"]["steps"] == 25 * 400  # never more epochs than help
     assert usual["train"]["steps"] == pytest.approx(5_000 * 40 * 60 / 2500, rel=0.05)
-    assert slow["train"]["steps"] == 2000  # fewer learn nothing; the time is said
+    assert slow["train"]["steps"] == 10 * 40 * 60 // 2500  # the limit is kept, and what would help is said
+    assert "2,000 would take 5.8 days (--minutes 8334)" in told[-1]
     assert at(5_000, minutes=20)["train"]["steps"] == pytest.approx(usual["train"]["steps"] / 2, rel=0.05)
     assert "steps are 12 epochs, about 40 minutes on this machine" in " ".join(told)
     assert usual["train"]["valid_every"] == usual["train"]["save_every"] <= usual["train"]["steps"] / 10
+
+
+def test_a_label_may_be_held_out_altogether_and_a_named_column_may_have_many(tmp_path: Path) -> None:
+    rows = [(text, f"rare {n}" if n % 15 == 7 else "long" if len(text) > 30 else "short")
+            for n, text in enumerate(SENTENCES)]  # fmt: skip
+    tables = tables_of(write(tmp_path / "t.csv", table([("review", "stars"), *rows])))
+    assert tables["text"]["task"] == "classification"
+    recipe = parse_recipe(tables, name="r", where="test")
+    train = recipe.text.read("train")
+    assert train is not None
+    trained = set(train.targets or ())
+    assert trained < {label for _, label in rows}
+    assert len(read_setup(recipe).model.readout.labels) == 22  # type: ignore[union-attr]
+
+
+def test_many_files_on_the_command_line_lose_their_ends_and_this_is_said(tmp_path: Path) -> None:
+    files = [write(tmp_path / f"{n}.txt", "\n".join(SENTENCES[: 50 + n])) for n in range(25)]
+    said: list[str] = []
+    recipe_for(files, note=said.append)
+    assert "and 22 more: 25 texts" in said[0]
+    assert "held out: 5% of each document" in said[1]
 
 
 def test_a_slow_machine_gets_a_smaller_model_and_more_text_a_larger_one(tmp_path: Path) -> None:

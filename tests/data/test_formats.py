@@ -15,6 +15,7 @@ import pytest
 from regard.data.read import texts
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, concatenate_corpora, read_corpus, read_lines
+from regard.data.read.tables import choose_fields, read_objects
 from regard.data.read.texts import ReadOptions, StoredTexts, byte_lengths, text_parts
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import Character, train_tokenizers
@@ -397,3 +398,22 @@ def test_a_document_that_is_no_text_is_named(
 def test_fields_of_plain_text_are_refused(tmp_path: Path, cache: Cache) -> None:
     with pytest.raises(InputError, match=r"is plain text, which has no columns \(text\.fields\)"):
         read_corpus(write(tmp_path / "t.txt", b"a\n"), ReadOptions(fields=("de", "en")), cache)
+
+
+def test_a_comma_without_quotes_does_not_cut_a_text_in_two(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("en,de\nGood morning to you,Guten Morgen\nWell, good night,Gute Nacht\n")
+    with pytest.raises(InputError, match=r"line 3 has 3 columns, a pair has 2"):
+        read_corpus(str(path), ReadOptions(fields=("en", "de")))
+    path.write_text("en,de\nGood morning to you,Guten Morgen\nGood night,Gute Nacht,,\n")
+    assert len(read_corpus(str(path), ReadOptions(fields=("en", "de")))) == 2
+
+
+def test_a_json_line_that_lacks_a_key_is_named_and_does_not_change_the_task(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"de": "ja", "en": "yes"}\n' * 20 + '{"de": "nein"}\n')
+    found = read_objects(path)
+    assert found is not None
+    assert choose_fields(found) == ("de", "en")
+    with pytest.raises(InputError, match=r'line 21: no text under "en"'):
+        read_corpus(str(path), ReadOptions(fields=choose_fields(found)))

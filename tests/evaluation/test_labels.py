@@ -118,7 +118,7 @@ def test_text_and_model_must_fit():
     plain, pairs = Corpus(TEXTS, None, ("f",)), Corpus(TEXTS, TEXTS, ("f", "g"))
     with pytest.raises(InputError, match=r"classifies, f is plain text. Give --source and --reference"):
         evaluate(small(replace(BERT, readout=Label(NAMES))), plain)
-    with pytest.raises(InputError, match="Give --text"):
+    with pytest.raises(InputError, match="Give plain text as --text"):
         evaluate(small(BERT), pairs)
     with pytest.raises(InputError, match=r"outputs vectors.*regard embed"):
         evaluate(small(replace(BERT, readout=Vector())), pairs)

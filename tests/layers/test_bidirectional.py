@@ -33,8 +33,7 @@ def random(seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("cell", CELLS)
 def test_each_direction_runs_over_its_half_of_the_width(cell: ProjectedLSTM):
     layer, x = built(cell), random()
-    found, memory = layer(x, Context(padding=PADDING))
-    assert memory is None
+    found, _ = layer(x, Context(padding=PADDING))
     forward, backward = (direction.rnn for direction in layer.directions)
     zeros = torch.zeros(1, 1, WIDTH // 2), torch.zeros(1, 1, cell.inner)
     for row, length in enumerate(LENGTHS.tolist()):

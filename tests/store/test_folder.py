@@ -214,8 +214,8 @@ def test_a_broken_generation_config_is_refused(tmp_path: Path, content: str):
     ("content", "said"),
     [
         ('{"eos_token_id": [[]]}', "eos_token_id"),
-        ('{"max_new_tokens": 1000000000}', "max_new_tokens is 1,000,000,000"),
-        ('{"max_length": 1e9}', "max_length is 1,000,000,000"),
+        ('{"max_new_tokens": 1000000000}', "max_new_tokens must be 0 to 131,072, got 1,000,000,000"),
+        ('{"max_length": 1e9}', "max_length must be 0 to 131,072, got 1,000,000,000"),
         ('{"suppress_tokens": "x"}', "suppress_tokens"),
     ],
 )

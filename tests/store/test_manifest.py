@@ -19,7 +19,7 @@ from regard.errors import DamagedFile, Note
 from regard.models import zoo
 from regard.store.convert import convert
 from regard.store.folder import read_folder, write_generation_config, write_weights
-from regard.store.manifest import require_unchanged, write_model_files
+from regard.store.manifest import require_unchanged, write_manifest, write_model_files
 from tests.parity import zoo as published
 from tests.parity.folders import perturbed, save_theirs
 from tests.small import save_model, small
@@ -81,6 +81,39 @@ def test_a_note_is_one_line_on_stderr(folder: Path):
     )
     assert done.returncode == 0
     assert done.stderr == f"note: generation_config.json differs from what was saved ({folder}).\n"
+
+
+def test_the_weights_are_hashed_once(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    hashed: list[Path] = []
+    monkeypatch.setattr("regard.store.files._check_checksum", hashed.append)
+    regard.load(folder, device="cpu")
+    assert hashed == []
+    (folder / "manifest.json").unlink()
+    write_generation_config(folder, {"num_beams": 2})  # a manifest that does not list the weights
+    regard.load(folder, device="cpu")
+    assert hashed == [folder / "model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("num_beams", 5000), ("length_penalty", 99.0), ("max_new_tokens", -1), ("max_length", 1 << 20)]
+)
+def test_a_number_out_of_range_is_refused_with_the_name_of_its_file(folder: Path, name: str, value: float):
+    write_generation_config(folder, {name: value})
+    with pytest.raises(DamagedFile, match=rf"generation_config\.json cannot be used: {name} must be .* got {value:,}"):
+        regard.load(folder, device="cpu")
+
+
+def test_a_git_lfs_pointer_is_called_so(folder: Path):
+    (folder / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(DamagedFile, match=r"is a Git LFS pointer.*git lfs pull"):
+        regard.load(folder, device="cpu")
+
+
+def test_a_folder_written_with_little_memory_loads(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as little:
+        little.setattr("regard.store.manifest.available", lambda device: 0)
+        write_manifest(folder)
+    assert "model.safetensors" in require_unchanged(folder)
 
 
 def test_settings_that_regard_writes_itself_are_no_change(folder: Path):

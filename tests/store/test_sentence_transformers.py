@@ -50,7 +50,7 @@ def test_max_seq_length_survives_conversion(tmp_path: Path):
     convert(tmp_path / "own", tmp_path / "theirs", "huggingface")
     for path in (folder, tmp_path / "own", tmp_path / "theirs"):
         model = regard.load(path)
-        assert np.allclose(model.embed(["abcdefgh" * 9])[0], model.embed(["abcd"])[0])
+        assert np.allclose(model.embed(["abcdefgh" * 9])[0], model.embed(["abcdef"])[0])
         assert np.allclose(model.embed(["abcd"])[0], short)
         assert len(model.embed(["abcdefgh"], tokens=True)[0][0]) == 6
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": -1}')
@@ -77,11 +77,11 @@ def test_newer_sentence_folders_leave_the_length_to_the_tokenizer(tmp_path: Path
     (folder / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
     edit(folder / "tokenizer_config.json", model_max_length=6)
     model = regard.load(folder)
-    assert np.allclose(model.embed(["abcdefgh" * 9]), model.embed(["abcd"]))
+    assert np.allclose(model.embed(["abcdefgh" * 9]), model.embed(["abcdef"]))
     edit(folder / "tokenizer_config.json", model_max_length=10**30)
     model = regard.load(folder)
     assert np.allclose(model.embed(["abcdefgh"]), expected)
-    assert np.allclose(model.embed(["a" * 90]), model.embed(["a" * 30]))  # the model has 32 positions
+    assert np.allclose(model.embed(["a" * 90]), model.embed(["a" * 32]))  # the model has 32 positions
     edit(folder / "tokenizer_config.json", model_max_length="six")
     assert "model_max_length" in refusal(folder)
 

@@ -80,14 +80,20 @@ def trained_on_pairs(folder: Path, parts: list[Path] | None) -> bool:
 
 
 def input_lines() -> Iterator[list[str]]:
-    """Standard input in chunks of lines, split at newlines only; no line waits for one that has not come yet."""
+    r"""Standard input in chunks of lines, split at newlines only; no line waits for one that has not come yet.
+
+    If the first line ends in \r\n, so do the others, and \r is no text.
+    """
     from regard.data.read.texts import STANDARD_INPUT, decode_line
 
-    done, size, lines = 0, _FIRST_CHUNK, list[bytes]()
+    done, size, lines, end = 0, _FIRST_CHUNK, list[bytes](), b""
     for some, last in _lines_as_they_come():
         lines += some
+        if lines and not done:
+            end = b"\r" if lines[0].endswith(b"\r") else b""
         while lines and (len(lines) >= size or last or not _input_is_ready()):
-            yield [decode_line(line, STANDARD_INPUT, done + i) for i, line in enumerate(lines[:size], 1)]
+            numbered = enumerate(lines[:size], done + 1)
+            yield [decode_line(line.removesuffix(end), STANDARD_INPUT, number) for number, line in numbered]
             done, size, lines = done + len(lines[:size]), min(2 * size, _CHUNK), lines[size:]
 
 

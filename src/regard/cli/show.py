@@ -28,13 +28,13 @@ from regard.cli.options import (
     use_threads,
 )
 from regard.errors import InputError, Interrupted
+from regard.progress import Progress
 
 _LONG = 2_000  # tokens per head, from which on a progress bar shows
 _GRACE = 0.5  # seconds to finish a request after Ctrl-C
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
-    from regard.decode.generate import Progress
     from regard.show.payload import TracePage
     from regard.show.server import TraceText
     from regard.training.lock import Signals
@@ -72,15 +72,12 @@ def show(
     """
     if text == "-":
         text = "\n".join(line for lines in input_lines() for line in lines)
-    if not text.strip():
-        raise InputError("the text is empty, so there is nothing to attend to (TEXT). Give at least one word.")
     require_output("--out", out)
     if checkpoints and against:
         raise InputError("checkpoints of one run and other models cannot share a page. Leave out --against.")
     if out is not None:
-        refuse_unused("is for the local server, and --out writes a file. Leave it out.", port=port)
-        if browser is not None:
-            raise InputError("--browser is for the local server, and --out writes a file. Leave it out.")
+        refuse_unused("is for the local server, and --out writes a file. Leave it out.", port=port,
+                      browser=browser)  # fmt: skip
     if target is not None and not length:
         refuse_unused("searches for a target, and --target gives one. Leave one of them out.", beam=beam)
     models = _models(model, against or [], checkpoints, device, threads, parts)

@@ -114,7 +114,7 @@ def translate(
         defaults, beam=max(n_best, defaults.beam) if beam is None else beam, n_best=n_best, temperature=temperature,
         **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
-    if (n_best if temperature > 0 else options.beam) == 1:
+    if (n_best if temperature > 0 else options.beam) == 1 and not as_json:  # JSON has the score
         refuse_unused(_RANKS, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
     translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
     if sys.stdin.isatty() and not as_json:
@@ -324,7 +324,7 @@ def embed(
             facts = facts or [{"vector": one.tolist()} for one in vectors]
             _write(json_text({**row, **fact}) for row, fact in zip(rows, facts))
         else:
-            whole += vectors if tokens else [np.stack(vectors)]
+            whole += vectors if tokens else [one[None] for one in vectors]
             names += [name for names_of, _ in of_tokens for name in names_of]
             starts += [starts[-1] + end for end in np.cumsum([len(one) for _, one in of_tokens]).tolist()]
     if not as_json:

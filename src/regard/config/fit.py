@@ -35,11 +35,9 @@ def require_fit(setup: Setup, world: World) -> None:
     """Refuse to train what does not fit in memory even without activations."""
     memory = reckoned_memory(setup, world.device, world.size)
     if memory.static > memory.available:
-        parameters = sum(parameter.numel() for parameter in meta_network(setup).parameters())
-        tried = " Or ".join(f"{one}." for one in what_fits(setup, world.device))
         raise messages.TOO_LARGE(
-            parameters=parameters, needed=amount(memory.static), free=amount(memory.available),
-            place=world.device.type, remedy=f"Try {tried}",
+            parameters=memory.weights // 4, needed=amount(memory.static), free=amount(memory.available),
+            place=world.device.type, remedy="Try " + " Or ".join(f"{one}." for one in what_fits(setup, world.device)),
         )  # fmt: skip
 
 

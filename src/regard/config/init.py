@@ -6,6 +6,7 @@ speed of this machine.
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections import Counter
@@ -24,19 +25,20 @@ from regard.data.corpora import Split
 from regard.data.corpora.chorales import has_splits, is_music
 from regard.data.read.cache import default_cache
 from regard.data.read.corpus import Corpus
-from regard.data.read.discover import Named, find_texts
+from regard.data.read.discover import find_texts
 from regard.data.read.formats import format_and_first_file
 from regard.data.read.split import FEW
 from regard.data.read.tables import (
     Table,
     choose_fields,
+    is_label_name,
     is_labels,
     is_number,
     read_objects,
     read_table,
     tabbed_columns,
 )
-from regard.data.read.texts import byte_lengths, shell_quoted
+from regard.data.read.texts import byte_lengths, shell_quoted, text_parts
 from regard.errors import InputError
 from regard.models.model import Model
 from regard.schema import classes_of, kind_of, to_dict, toml_value
@@ -46,7 +48,7 @@ from regard.training.memory import Probe, first_epoch
 Kind = Literal["pairs", "labels", "numbers", "texts"]
 
 _INSPECTED = 2000  # lines in which labels are searched for
-_SAMPLE = 20_000  # texts whose words are counted
+_SAMPLE = 20_000  # texts, or parts of long ones, whose words are counted
 _VALID_TEXTS = 1000  # enough to validate, and to test
 _SECONDS = 3.0  # of timed steps
 _MIN_STEPS = 300
@@ -96,7 +98,7 @@ Measure = Callable[[Recipe], Pace]
 class Content:
     """What the files hold: its kind, the columns to read, how much there is, and how its words repeat."""
 
-    named: Named
+    named: dict[Split, list[str]]
     kind: Kind
     fields: tuple[str, ...]
     table: Table | None
@@ -109,8 +111,7 @@ class Content:
     @property
     def text(self) -> dict[str, Any]:
         """The keys of [text] that say what to read."""
-        files = {split: self.named.of(split) for split in get_args(Split)}
-        found: dict[str, Any] = {split: one[0] if len(one) == 1 else one for split, one in files.items() if one}
+        found: dict[str, Any] = {split: one[0] if len(one) == 1 else one for split, one in self.named.items() if one}
         return found | self.held_out | ({"fields": list(self.fields)} if self.fields else {})
 
 
@@ -128,19 +129,25 @@ def recipe_for(
     for size in reversed(_SIZES[: len(sizes) + 1]):
         tables = _tables(content, size, model)
         pace = _rough_pace(content, tables) if measure is None else measure(_parsed(tables, files[0]))
-        steps = max(min(most * pace.steps, 200 * pace.steps, 10**6), _MIN_STEPS)
+        steps = max(min(most * pace.steps, 10**6), _MIN_STEPS)
+        useful = max(min(least * pace.steps, _USEFUL_STEPS), _MIN_STEPS)
         if pace.tokens_per_second:
             affordable = int(60 * minutes * steps / pace.seconds(steps))
             if affordable < least * pace.steps and size is not _SIZES[0] and model is None:
                 continue
-            steps = min(steps, max(affordable, min(least * pace.steps, _USEFUL_STEPS), _MIN_STEPS))
+            steps = max(1, min(steps, affordable))
         break
-    steps = _rounded(steps)
+    steps, useful = _rounded(steps), _rounded(useful)
     if pace.tokens_per_second:
         epochs, time = f"{steps / pace.steps:.3g} epochs", span(pace.seconds(steps))
         amount = f"{pace.parameters:,} parameters; {steps:,} steps are {epochs}"
         said.append(f"{amount}, about {time} on this machine, and validations{_busy()}")
         note(said[-1])
+        if steps < useful:
+            needed = pace.seconds(useful)
+            more = f"{useful:,} would take {span(needed)} (--minutes {math.ceil(needed / 60)})"
+            said.append(f"more steps do not fit into {minutes:g} minutes, and these are too few to learn much: {more}")
+            note(said[-1])
     return _written(tables, content, steps, said)
 
 
@@ -155,12 +162,12 @@ def look_at(files: Sequence[Path], fields: Sequence[str] = ()) -> Content:
     if not files:
         raise InputError("no file was named (regard init). Name your text.")
     named = find_texts(files)
-    if is_music(named.train[0]):  # which has the splits in one file
-        splits = get_args(Split) if has_splits(named.train[0]) else ("train",)
-        named = Named(**dict.fromkeys(splits, named.train))
-    table = _table_of(named.train[0])
+    first = named["train"][0]
+    if is_music(first) and has_splits(first):
+        named = dict.fromkeys(get_args(Split), named["train"])
+    table = _table_of(first)
     if fields and table is None:
-        raise InputError(f"{named.train[0]} is plain text, which has no columns (--fields). Leave it out.")
+        raise InputError(f"{first} is plain text, which has no columns (--fields). Leave it out.")
     for name in fields:
         if table is not None and name not in table.columns and not name.isdigit():
             raise InputError(f"{table.path} has no column {name} (--fields). It has {table.shown()}.")
@@ -171,7 +178,7 @@ def look_at(files: Sequence[Path], fields: Sequence[str] = ()) -> Content:
     corpus = _corpus(empty, "train")
     lengths = [byte_lengths(side) for side in corpus.sides]
     return _with_held_out(replace(
-        empty, kind=_kind_of(corpus), texts=len(corpus), bytes=sum(int(side.sum()) for side in lengths),
+        empty, kind=_kind_of(corpus, chosen), texts=len(corpus), bytes=sum(int(side.sum()) for side in lengths),
         longest=max(int(np.percentile(side, 99)) for side in lengths), repeated=_repeated_words(corpus),
     ))  # fmt: skip
 
@@ -202,34 +209,35 @@ def _corpus(content: Content, split: Split) -> Corpus:
     return found
 
 
-def _kind_of(corpus: Corpus) -> Kind:
+def _kind_of(corpus: Corpus, fields: Sequence[str]) -> Kind:
     """What is to be learnt: a translation of each text, its label, a number, or the texts themselves."""
     if corpus.targets is None:
         return "texts"
     cells = list(islice(corpus.targets, _INSPECTED))
-    one_file = len(corpus.names) == 1 or "label" in corpus.names[-1]
-    if one_file and is_labels(cells):
+    numbers, one_file = all(map(is_number, cells)), len(corpus.names) == 1
+    named = bool(fields) and is_label_name(fields[-1]) and not numbers
+    if (one_file or "label" in corpus.names[-1]) and is_labels(cells, named=named):
         return "labels"
-    return "numbers" if cells and all(map(is_number, cells)) and len(corpus.names) == 1 else "pairs"
+    return "numbers" if numbers and one_file else "pairs"
 
 
 def _repeated_words(corpus: Corpus) -> int:
     counts: Counter[str] = Counter()
     for side in corpus.sides:
-        for text in islice(side, _SAMPLE):
-            counts.update(text[:1_000_000].split())
+        for _, part in islice(text_parts(side), _SAMPLE):
+            counts.update(part.split())
     return sum(count > 1 for count in counts.values())
 
 
 def _with_held_out(content: Content) -> Content:
     """Hold out a share of the training text where no file validates; of much text, another share to test."""
-    if content.named.valid or is_music(content.named.train[0]):
+    if content.named["valid"] or is_music(content.named["train"][0]):
         return content
     enough = content.texts >= 2 * _VALID_TEXTS or (content.kind == "texts" and content.bytes >= 500_000)
     wanted = min(0.1, max(0.01, float(f"{_VALID_TEXTS / content.texts:.1g}")))
     first = 0.05 if content.kind == "texts" else wanted
     for share in (first, 0.1, 0.2, 0.3, 0.4, 0.5):
-        held = {"valid": share} | ({"test": share} if enough and not content.named.test and share < 0.2 else {})
+        held = {"valid": share} | ({"test": share} if enough and not content.named["test"] and share < 0.2 else {})
         found = replace(content, held_out=held)
         try:
             for split in ("train", *held):
@@ -255,7 +263,7 @@ def _tables(content: Content, size: Size, model: Path | None) -> dict[str, Any]:
         text["documents"] = "file"
     learned: dict[str, Any] = {"init": str(model)}
     if model is None:
-        plain = "word" if is_music(content.named.train[0]) else "character"
+        plain = "word" if is_music(content.named["train"][0]) else "character"
         text["tokenizer"] = {"kind": "bpe", "size": vocabulary} if vocabulary else {"kind": plain}
         name = "transformer" if pairs else "gpt2" if content.kind == "texts" else "bert"
         learned = {"name": name, "width": size.width, "depth": size.depth, "heads": size.heads, "dropout": size.dropout}
@@ -311,22 +319,21 @@ _NOUNS = {"pairs": "pairs", "labels": "texts with labels", "numbers": "texts wit
 
 def _described(content: Content) -> list[str]:
     """What was found, one line each."""
-    names = ", ".join(content.named.train)
-    found = [f"{names}: {content.texts:,} {_NOUNS[content.kind]}, {content.bytes:,} bytes"]
-    if content.texts == 1 and content.kind == "texts":
-        found = [f"{names}: 1 text, {content.bytes:,} bytes"]
+    train = content.named["train"]
+    names = ", ".join(train[:3]) + (f" and {len(train) - 3:,} more" if len(train) > 3 else "")
+    nouns = _NOUNS[content.kind] if content.texts > 1 else _NOUNS[content.kind].replace("s", "", 1)
+    found = [f"{names}: {content.texts:,} {nouns}, {content.bytes:,} bytes"]
     if content.table is not None and content.fields:
         found.append(f"columns: {content.table.shown()}; read: {', '.join(content.fields)} (--fields chooses others)")
-    ends = content.kind == "texts" and content.table is None and content.texts < FEW
+    ends = content.kind == "texts" and content.table is None and content.texts < FEW * len(train)
     for split, share in content.held_out.items():
         what = "to validate during training" if split == "valid" else "to test: regard evaluate"
         how = f"{100 * share:g}% of each document" if ends else f"by content, {100 * share:g}% of the text"
         found.append(f"held out: {how}, {what} (text.{split})")
-    if not content.held_out and not content.named.valid:
+    if not content.held_out and not content.named["valid"]:
         found.append("nothing is held out, so nothing is judged: there are too few different texts")
-    for split, files in (("valid", content.named.valid), ("test", content.named.test)):
-        found += [f"text.{split}: {', '.join(files)}"] if files else []
-    return found
+    held_out = {split: files for split, files in content.named.items() if split != "train" and files}
+    return found + [f"text.{split}: {', '.join(files)}" for split, files in held_out.items()]
 
 
 _COMMENTS = {
@@ -377,6 +384,7 @@ def recipe_for_model(
     tables["model"] = to_dict(model, brief=True)
     if model.shape == "encoder-decoder":
         tables["text"].pop("task", None)  # pairs are translated, however few different targets there are
+        tables["train"].pop("best", None)
     for setting in settings:
         override(tables, setting)
     own = [*parts, *(cls for cls in classes_of(model) if cls not in parts)]

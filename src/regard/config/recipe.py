@@ -203,10 +203,10 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
 
 def _blame_settings(message: str, where: str, settings: Sequence[str]) -> str:
     """The message about a recipe, with the settings that concern the key it names in place of the file and the key."""
-    found = re.search(rf"\({re.escape(where)}(?:: ([\w.]+))?\)", message)
+    found = re.search(rf"\({re.escape(where)}(?:: ([\w.\[\]]+))?\)", message)
     if found is None:
         return message
-    place = (found[1] or "").split(".")
+    place = re.sub(r"\[\d+\]", "", found[1] or "").split(".")
     keys = {setting: setting.partition("=")[0].strip().split(".") for setting in settings}
     near = [setting for setting, key in keys.items() if not found[1] or key[: len(place)] == place[: len(key)]]
     what = message[: found.start()]

@@ -21,6 +21,7 @@ from regard.config.resume import check_resume, resume_facts, with_defaults
 from regard.data.read.cache import Cache, default_cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.report import DataReport, report_on
+from regard.data.read.texts import text_parts
 from regard.data.samples import Samples
 from regard.data.tasks import Task
 from regard.data.tasks.base import TaskBase, Tokenizers
@@ -179,7 +180,7 @@ def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Pa
     cache, table = default_cache(), recipe.model if isinstance(recipe.model, FineTuning) else None
     corpus = recipe.text.read("train", cache)
     assert corpus is not None
-    if not any(text.strip() for text in corpus.sources):
+    if not any(part.strip() for _, part in text_parts(corpus.sources)):
         raise InputError(f"{', '.join(corpus.names)} holds only blank lines (text.train). Name a file that holds text.")
     valid = recipe.text.read("valid", cache)
     pretrained = read_pretrained(table, recipe.parts) if table is not None and resumed is None else None
@@ -191,7 +192,10 @@ def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Pa
     name, where = name_of_model(recipe)
     tokenizers = pretrained.tokenizers if pretrained else tokenizers
     sentinels = bool(tokenizers[0].sentinels if tokenizers else recipe.text.tokenizer.sentinels)
-    task = (recipe.text.task or default_task(model, corpus, sentinels, name, where=where)).with_labels_from(corpus)
+    task = recipe.text.task or default_task(model, corpus, sentinels, name, where=where)
+    # A rare label may be held out altogether, and is still a label.
+    whole = replace(recipe.text, valid=None, test=None).read("train", cache) if recipe.text.held_out else corpus
+    task = task.with_labels_from(whole or corpus)
     require_shape(model, task, name, where=where)
     if table is None and model.auxiliary is not None and not getattr(task, "next_sentence", False):
         raise InputError(

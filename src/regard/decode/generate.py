@@ -22,6 +22,8 @@ from regard.decode.search import NO_EOS, Hypothesis, StepCallback, search
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Source
 from regard.models.model import Network
+from regard.progress import QUIET as QUIET
+from regard.progress import Progress as Progress
 
 _SEED_STRIDE = 1_000_003  # between the seeds of the samples of one prompt
 
@@ -52,12 +54,6 @@ class GeneratedText:
     tokens: tuple[int, ...]
     ended: bool  # by an end token or a stop string, not by the length limit
     alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), when requested
-
-
-Progress = Callable[[float], None]
-"""Called with the number of texts done since the last call."""
-
-QUIET: Progress = lambda done: None  # noqa: E731
 
 
 def translate(

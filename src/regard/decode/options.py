@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.store.loading import LIMITS
 
 T = TypeVar("T", float, Tensor)
 
@@ -51,10 +52,9 @@ class Options:
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
-            "beam": (1, 1024), "n_best": (1, 1024), "temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1),
-            "min_p": (0, 1), "no_repeat_ngram": (0, 1 << 20), "repetition_penalty": (0.01, 100),
+            "n_best": (1, 1024), "temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1), "min_p": (0, 1),
             "min_tokens": (0, 1 << 31), "max_tokens": (0, 1 << 31), "coverage_penalty": (0, 100),
-            "length_penalty": (-10, 10),
+            **{_HUGGING_FACE[name]: limits for name, limits in LIMITS.items()},
         }  # fmt: skip
         for name, (least, most) in bounds.items():
             value = getattr(self, name)

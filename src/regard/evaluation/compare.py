@@ -20,7 +20,6 @@ from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import byte_lengths
 from regard.data.tokenize.tokenizer import word_offsets
-from regard.decode.generate import Progress
 from regard.decode.inputs import require_capability
 from regard.errors import DamagedFile, InputError, suggest
 from regard.evaluation.charts import Line, draw, panel, points, read_metrics, short
@@ -40,6 +39,7 @@ from regard.evaluation.significance import (
     paired,
 )
 from regard.metrics import perplexity
+from regard.progress import QUIET, Progress
 from regard.show.trace import AttentionTrace
 
 TRANSLATING = {"exact": "exact match, %", "bleu": "BLEU", "chrf": "chrF"}
@@ -197,7 +197,7 @@ def compare(
     device: str = "auto",
     threads: int | None = None,
     parts: Sequence[Path] | None = None,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
 ) -> Comparison:
     """Evaluate models on the same text one by one, each in a process of its own.
 

@@ -23,7 +23,6 @@ from regard.data.tasks.translation import Translation
 from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.encode import encode_texts
 from regard.decode.classify import NO_TAG, LabelPrediction, NumberPrediction, Prediction, TagPrediction, label_names
-from regard.decode.generate import Progress
 from regard.decode.inputs import capabilities
 from regard.decode.options import Options
 from regard.errors import InputError, suggest
@@ -31,6 +30,7 @@ from regard.evaluation.charts import ACCENT, QUIET, Line, draw, panel
 from regard.evaluation.significance import Row, by_group, by_length, counted, is_numbered, metrics
 from regard.evaluation.sliding_window import read_documents, reading_mode
 from regard.metrics import Quality, agreement, bits_per_byte, correlation, perplexity, quality
+from regard.progress import Progress
 from regard.training.validate import predict, unknown_text
 
 _LABELS_SHOWN = 40
@@ -197,8 +197,13 @@ class Evaluation:
 
     @property
     def warning(self) -> str:
-        """What a reader of these numbers must know; usually nothing."""
-        return unknown_warning(self.unknown)
+        """What a reader of these numbers must know: that many characters are unknown; usually nothing."""
+        if self.unknown < _MANY_UNKNOWN:
+            return ""
+        return (
+            f"warning: this model's tokenizer does not know {percent(self.unknown)} of the characters. Loss and "
+            "perplexity count only the unknown token; bits per byte add 8 bits for each byte that it stands for."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain data, without the lines of text."""
@@ -312,16 +317,6 @@ def _from_loss(total: float, tokens: int, samples: Samples, model: LoadedModel) 
 def percent(share: float) -> str:
     """A share in per cent, with two digits that count."""
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.1f} %"
-
-
-def unknown_warning(share: float) -> str:
-    """A warning if many characters are unknown."""
-    if share < _MANY_UNKNOWN:
-        return ""
-    return (
-        f"warning: this model's tokenizer does not know {percent(share)} of the characters. Loss and perplexity count "
-        "them as one token; bits per byte add 8 bits for each of their bytes."
-    )
 
 
 def _pretraining_task(model: LoadedModel) -> MaskedLM | SpanCorruption | BidirectionalLM:

@@ -18,10 +18,10 @@ from regard.api import LoadedModel, load
 from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
 from regard.data.tokenize.unknown import UnknownText
-from regard.decode.generate import Progress
 from regard.errors import DamagedFile, InputError, RegardError, RunFailed
 from regard.evaluation.sliding_window import document_losses
 from regard.models.device import choose_device
+from regard.progress import Progress
 from regard.training.memory import peak
 from regard.training.step import is_out_of_memory
 

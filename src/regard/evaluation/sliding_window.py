@@ -16,10 +16,10 @@ from regard.data.batching import BatchSampler, Indices
 from regard.data.read.corpus import Corpus
 from regard.data.tasks.language_model import LanguageModel
 from regard.data.tokenize.encode import TokenRows, padding_mask, ragged_indices
-from regard.decode.generate import Progress
 from regard.decode.score import log_probabilities
 from regard.errors import InputError
 from regard.layers.contract import CarriedMemory, select
+from regard.progress import QUIET, Progress
 from regard.store.loading import TRAINED_LENGTH
 
 Losses = NDArray[np.float64]
@@ -85,7 +85,7 @@ def reading_mode(model: LoadedModel, length: int | None = None, stride: int | No
 
 
 def document_losses(
-    model: LoadedModel, corpus: Corpus, *, progress: Progress = lambda done: None
+    model: LoadedModel, corpus: Corpus, *, progress: Progress = QUIET
 ) -> tuple[Losses, int]:  # fmt: skip
     """The summed cross entropy of each document, read as `evaluate` does, and the number of tokens."""
     documents = LanguageModel().samples(corpus, (model.tokenizer, None)).stream
@@ -93,7 +93,7 @@ def document_losses(
 
 
 def read_documents(
-    model: LoadedModel, documents: TokenRows, mode: SlidingWindow | Segments, *, progress: Progress = lambda done: None
+    model: LoadedModel, documents: TokenRows, mode: SlidingWindow | Segments, *, progress: Progress = QUIET
 ) -> tuple[Losses, int]:
     """The summed cross entropy of each document, and the number of tokens.
 

@@ -10,11 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.decode.classify import label_names
-from regard.decode.generate import Progress, generate_texts, translation_request
+from regard.decode.generate import generate_texts, translation_request
 from regard.decode.options import Options
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, facts_of
 from regard.models.model import Network
+from regard.progress import QUIET, Progress
 from regard.show.generation import IGNORED, Tokenizers, label_ids, token_probabilities
 
 Head = tuple[str, int]
@@ -46,7 +47,7 @@ def ablate_each_head(
     target_ids: Sequence[int],
     layers: Mapping[str, int],
     *,
-    progress: Progress = lambda done: None,
+    progress: Progress = QUIET,
 ) -> dict[str, Any]:
     """The loss with each single head of these layers switched off, and the predictions that change.
 
@@ -119,7 +120,8 @@ def _measure(
     network: Network, tokenizers: Tokenizers, inputs: Mapping[str, Any], target_ids: Sequence[int], baseline: Tensor
 ) -> tuple[str, Measure]:
     """The unit of the loss, and the function that compares an ablated model with the baseline's hidden states."""
-    readout, names = network.description.readout, label_names(network)
+    readout = network.description.readout
+    names = label_names(network) if readout.outputs == "labels" else ()
     if readout.outputs == "numbers":
         return "change of the number", _number_change(network, baseline)
     if readout.outputs == "labels" and not readout.tokenwise:

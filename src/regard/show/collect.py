@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.decode.generate import Progress
 from regard.errors import InputError
 from regard.layers.record import AttentionWeights, Record, Rows, ScoreInputs
 from regard.models.model import Network
+from regard.progress import QUIET, Progress
 from regard.show.summary import PooledTiles, head_statistics, top_keys
 
 _BLOCK = 1 << 20  # weights per block: few enough for the processor's cache
@@ -130,7 +130,7 @@ class BlockwiseRecord(Record):
     shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
     plans: Mapping[str, StoragePlan] = field(default_factory=dict)
     accumulators: dict[str, LayerAccumulator] = field(default_factory=dict)
-    progress: Progress = lambda done: None
+    progress: Progress = QUIET
 
     def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
         if name not in self.accumulators:
@@ -229,7 +229,7 @@ class Collector:
     @cached_property
     def layers(self) -> dict[str, LayerAttention]:
         """The attention of each layer, collected on first use."""
-        return self.collect(lambda done: None)
+        return self.collect(QUIET)
 
     def collect(self, progress: Progress) -> dict[str, LayerAttention]:
         """The attention of each layer, or of those that are complete when `progress` raises Stopped.

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from torch import Tensor
 
-from regard.decode.generate import QUIET, Progress
 from regard.errors import InputError
 from regard.layers.contract import facts_of
 from regard.layers.record import ScoreInputs
 from regard.models.model import Network
+from regard.progress import QUIET, Progress
 from regard.show.ablation import ablate_each_head
 from regard.show.collect import LayerAttention, Stopped, StoragePlan, plan_storage
 from regard.show.embeddings import nearest_neighbours, position_tables
@@ -153,7 +153,6 @@ def trace_payload(
 
 
 _STOPPED = "stopped before it was ready"
-_PARTS = {"Generation": "generation", "Nearest neighbours": "neighbours"}
 _NO_EXAMPLE: dict[str, Any] = {"generation": None, "positions": [], "neighbours": None, "ablation": None}
 
 
@@ -198,8 +197,9 @@ def dropped_views(
         found["Neuron"] = f"the queries and keys of {tokens:,} tokens do not fit into the file"
     predicts = network.description.readout.outputs == "tokens" and network.description.readout.directions == 1
     embeds = not network.description.embed.characters
-    for view, wanted in {"Generation": predicts, "Nearest neighbours": embeds}.items():
-        if wanted and rest[_PARTS[view]] is None and (stopped or tokens > _MAX_TOKENS):
+    parts = ("Generation", predicts, rest["generation"]), ("Nearest neighbours", embeds, rest["neighbours"])
+    for view, wanted, part in parts:
+        if wanted and part is None and (stopped or tokens > _MAX_TOKENS):
             found[view] = f"{tokens:,} tokens; {_MAX_TOKENS:,} at most" if tokens > _MAX_TOKENS else _STOPPED
     if shapes and rest["ablation"] is None:
         passes = sum(shape.heads for shape in shapes.values())

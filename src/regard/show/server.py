@@ -16,8 +16,8 @@ from urllib.parse import parse_qsl, urlsplit
 import torch
 from torch import Tensor
 
-from regard.decode.generate import QUIET, Progress
 from regard.errors import InputError, RegardError
+from regard.progress import QUIET, Progress
 from regard.show.ablation import ablate
 from regard.show.html import json_text, page
 from regard.show.payload import TracePage, page_payload

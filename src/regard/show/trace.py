@@ -14,11 +14,11 @@ from torch import Tensor
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import extract_links, write_moses
 from regard.decode.fill import encode_masked, encode_sentinels
-from regard.decode.generate import Progress
 from regard.decode.inputs import add_special_tokens, input_ids
 from regard.decode.options import Options
 from regard.errors import InputError
 from regard.models.model import Network
+from regard.progress import Progress
 from regard.show.ablation import attention_heads
 from regard.show.collect import AttentionShape, Collector, LayerAttention
 from regard.show.generation import Tokenizers

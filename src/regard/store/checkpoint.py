@@ -48,7 +48,7 @@ class Checkpoint:
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         """Read one group of tensors: "model", "optimizer", ..."""
-        return read_tensors(self.path / f"{name}.safetensors")
+        return read_tensors(self.path / f"{name}.safetensors", unchanged=True)
 
 
 def checkpoints_folder(folder: Path) -> Path:

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,17 +55,19 @@ def write_file(
 
 def write_output(path: Path, content: bytes) -> None:
     """Write a file that a person named: through links, into devices and pipes; a plain file atomically, mode kept."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:  # it does not exist yet
-        mode = None
-    if mode is not None and stat.S_ISDIR(mode):
+    if path.is_dir():
         raise InputError(f"{path} is a folder. Name a file in it.")
-    if mode is not None and not stat.S_ISREG(mode):
-        with disk_errors(path, len(content)), open(path, "wb") as file:
-            file.write(content)
+    if not path.exists():
+        write_file(Path(os.path.realpath(path)), content)
         return
-    write_file(Path(os.path.realpath(path)), content, mode=None if mode is None else stat.S_IMODE(mode))
+    found = path.stat()
+    is_stdout = os.path.samestat(found, os.fstat(1))  # /dev/stdout; a file behind it must not be replaced
+    if stat.S_ISREG(found.st_mode) and not is_stdout:
+        write_file(Path(os.path.realpath(path)), content, mode=stat.S_IMODE(found.st_mode))
+        return
+    sys.stdout.flush()
+    with disk_errors(path, len(content)), open(os.dup(1) if is_stdout else path, "wb") as file:
+        file.write(content)
 
 
 def write_flushed(path: Path, content: bytes, label: str, on_write_point: Callable[[str], None]) -> None:
@@ -156,12 +159,13 @@ def _check_checksum(path: Path) -> None:
         raise messages.DAMAGED_WEIGHTS(path=path, why="it fails its checksum")
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Check the checksum of a safetensors file, and read its tensors into memory."""
+def read_tensors(path: Path, *, unchanged: bool = False) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors file; its checksum is verified unless it is known to be unchanged."""
     require_file(path)
     try:
         with safe_open(path, framework="pt") as file:
-            _check_checksum(path)
+            if not unchanged:
+                _check_checksum(path)
             return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, OSError, KeyError) as error:
         raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error

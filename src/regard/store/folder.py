@@ -132,7 +132,7 @@ def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = (
         raise InputError(f"{folder} is a file, not a model folder. Name the folder with its config.json and weights.")
     if not folder.is_dir():
         raise InputError(f"no such model folder: {folder}. Train one with: regard train dates --out {folder}.")
-    require_unchanged(folder)
+    compared = require_unchanged(folder)
     if is_elmo(folder):
         return load_elmo(folder, device)
     config = read_json(folder / "config.json")
@@ -145,7 +145,7 @@ def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = (
     _check_shapes(folder, description, vocabularies, shapes)
     require_memory(shapes.values(), [folder / WEIGHTS], device, folder)
     network = build_network(description, vocabularies, f"{folder}/config.json")
-    tensors = read_tensors(folder / WEIGHTS)
+    tensors = read_tensors(folder / WEIGHTS, unchanged=WEIGHTS in compared)
     for name, tensor in tensors.items():
         require_finite(name, tensor, folder)
     load_parameters(network, tensors)

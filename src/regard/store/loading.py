@@ -35,7 +35,11 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 _TOKEN_SETTINGS = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "eos_token_id",
                    "bad_words_ids", "suppress_tokens", "begin_suppress_tokens")  # fmt: skip
-_LENGTHS, _MAX_TOKENS = ("max_length", "max_new_tokens", "min_length", "min_new_tokens"), 1 << 17
+LIMITS: dict[str, tuple[float, float]] = {
+    "num_beams": (1, 1024), "length_penalty": (-10, 10), "no_repeat_ngram_size": (0, 1 << 20),
+    "repetition_penalty": (0.01, 100),
+}  # fmt: skip
+_LENGTHS = dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), (0, 1 << 17))
 _GPT2_EOS = 50256  # GPT-2's default eos_token_id, written whatever the vocabulary
 # Settings that would change the output but are not supported, with the values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -138,7 +142,7 @@ def read_generation_config(folder: Path, older: Mapping[str, Any], network: Netw
     if network.shape != "encoder":
         if found.get("eos_token_id") == _GPT2_EOS >= network.vocabulary:
             del found["eos_token_id"]
-        _require_tokens(found, network, path)
+        _require_usable(found, network, path)
         unsupported = list(_unsupported(settings, found))
         if unsupported:
             warnings.warn(f"{path} sets {', '.join(unsupported)}, which regard does not support.", Note, stacklevel=2)
@@ -153,24 +157,25 @@ def read_own_generation_config(folder: Path, network: Network) -> dict[str, Any]
     types: dict[str, Any] = {**_TYPES, "alignment_heads": tuple[tuple[int, int], ...]}
     found = {name: value for name, value in read_json(path).items() if value is not None}
     found |= {name: _typed(types[name], name, value, path) for name, value in found.items() if name in types}
-    _require_tokens(found, network, path)
+    _require_usable(found, network, path)
     return found
 
 
 def _typed(annotation: Any, name: str, value: Any, path: Path) -> Any:
     """A setting of generation_config.json, which must be of this type."""
     try:
-        found = from_dict(annotation, value, where=str(path))
+        return from_dict(annotation, value, where=str(path))
     except InputError as error:
         raise DamagedFile(f"{path} cannot be used: {name}: {error}") from None
-    if name in _LENGTHS and found > _MAX_TOKENS:
-        raise DamagedFile(f"{path} cannot be used: {name} is {found:,}, at most {_MAX_TOKENS:,} tokens are generated "
-                          "unless --max-tokens asks for more. Correct it, or copy it again.")  # fmt: skip
-    return found
 
 
-def _require_tokens(generation_config: Mapping[str, Any], network: Network, path: Path) -> None:
-    """Raise an error for token ids outside the vocabulary, and for an empty list of end tokens."""
+def _require_usable(generation_config: Mapping[str, Any], network: Network, path: Path) -> None:
+    """Raise an error for numbers out of range, token ids outside the vocabulary, and an empty list of end tokens."""
+    for name, (least, most) in {**LIMITS, **_LENGTHS}.items():
+        number = generation_config.get(name)
+        if number is not None and not least <= number <= most:
+            raise DamagedFile(f"{path} cannot be used: {name} must be {least:,} to {most:,}, got {number:,}. "
+                              "Correct it, or copy it again.")  # fmt: skip
     vocabulary = network.vocabulary
     # Without a decoder_start_token_id, a decoder starts with the padding token.
     starts_with_pad = network.shape != "decoder" and generation_config.get("decoder_start_token_id") is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +18,15 @@ import torch
 from regard import messages
 from regard.errors import Note
 from regard.models.device import available
-from regard.store.files import ignore_write_point, json_bytes, read_bounded, sha256, sync_folder, write_file
+from regard.store.files import (
+    ignore_write_point,
+    json_bytes,
+    read_bounded,
+    require_file,
+    sha256,
+    sync_folder,
+    write_file,
+)
 
 MANIFEST = "manifest.json"
 EDITED_BY_PEOPLE = ("generation_config.json", "README.md", "recipe.toml")
@@ -50,8 +59,11 @@ def write_manifest(folder: Path) -> None:
     _write(folder, {str(path.relative_to(folder)): _digest_on_disk(path) for path in files}, ignore_write_point)
 
 
-def require_unchanged(folder: Path) -> None:
-    """Raise an error if a file differs from the manifest; a note is enough for the files that people edit."""
+def require_unchanged(folder: Path) -> set[str]:
+    """Raise an error if a file differs from the manifest; a note is enough for the files that people edit.
+
+    -> the names of the files that were compared.
+    """
     path = folder / MANIFEST
     for _ in range(_ATTEMPTS):
         digests = _read(path)
@@ -59,24 +71,27 @@ def require_unchanged(folder: Path) -> None:
         if not changed or digests == _read(path):
             break
     else:
-        return  # a run replaces files all the time, and each that was read had just been replaced
+        return set()  # a run replaces files all the time, and each that was read had just been replaced
     refused = [name for name in changed if name not in EDITED_BY_PEOPLE]
     if refused:
+        require_file(folder / refused[0])  # a Git LFS pointer has a message of its own
         raise messages.CHANGED_FILE(path=folder / refused[0], manifest=path)
     if changed:
         verb = "differ" if len(changed) > 1 else "differs"
         warnings.warn(f"{' and '.join(changed)} {verb} from what was saved ({folder}).", Note, stacklevel=2)
+    return set(digests or ())
 
 
 def _changed(folder: Path, digests: Digests) -> list[str]:
-    """The files that are not as the manifest says; one that is missing is the loader's concern."""
-    return [name for name, known in digests.items() if not set(_digest_on_disk(folder / name)) <= set(known)]
+    """The files that are not as the manifest says; one that is missing or does not fit is the loader's concern."""
+    most = available(torch.device("cpu"))
+    return [name for name, known in digests.items() if not set(_digest_on_disk(folder / name, most)) <= set(known)]
 
 
-def _digest_on_disk(path: Path) -> list[str]:
-    """The digest of a file; [] for one that is missing, cannot be read, or is too large to be loaded."""
+def _digest_on_disk(path: Path, most: float = math.inf) -> list[str]:
+    """The digest of a file; [] for one that is missing, cannot be read, or has more than `most` bytes."""
     try:
-        if not path.is_file() or path.stat().st_size > available(torch.device("cpu")):
+        if not path.is_file() or path.stat().st_size > most:
             return []
         with open(path, "rb") as file:
             return [hashlib.file_digest(file, "sha256").hexdigest()]

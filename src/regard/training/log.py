@@ -273,10 +273,5 @@ def _count(value: float, unit: str) -> str:
 
 def watcher(stream: TextIO | None = None) -> Watcher:
     """A progress bar on a terminal, a cell in a notebook, plain lines elsewhere: on the stream, or standard output."""
-    match place():
-        case "terminal":
-            return Bar()
-        case "notebook":
-            return Notebook()
-        case _:
-            return Lines(stream=stream)
+    where = place()
+    return Bar() if where == "terminal" else Notebook() if where == "notebook" else Lines(stream=stream)

@@ -144,8 +144,10 @@ def validate(
     metrics["bits_per_byte"] = bits_per_byte(found.loss + unknown_nats(), samples.bytes)
     if corpus.targets is None:
         text = next(text_parts(corpus.sources))[1]
-        continued = continue_prompts(network, tokenizers[0], [text[:40]], Options(max_tokens=60))[0][0].text
-        return Validation(metrics, [Sample(text[:40], continued, text[:120])] if displayed else [])
+        # A character is at most four tokens: the bytes of its UTF-8.
+        prompt = text[: 40 if network.max_positions is None else min(40, (network.max_positions - 1) // 4)]
+        continued = continue_prompts(network, tokenizers[0], [prompt], Options(max_tokens=60))[0][0].text
+        return Validation(metrics, [Sample(prompt, continued, text[:120])] if displayed else [])
     sources, references = list(samples.corpus.sources[:lines]), list(corpus.targets[:lines])
     both = tokenizers[0], tokenizers[1] or tokenizers[0]
     translations = [hypotheses[0].text for hypotheses in translate(network, both, sources, Options())]

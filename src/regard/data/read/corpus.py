@@ -162,11 +162,9 @@ def read_corpus(
 def _part_of(corpus: Corpus, split: Split, held_out: HeldOut, cache: Cache) -> Corpus:
     """The part of a corpus from files that belongs to a split."""
     stored = tuple(side for side in corpus.sides if isinstance(side, StoredTexts))
-    part = split_texts(stored, split, held_out, cache)
-    (before,) = corpus.subcorpora
-    now = replace(before, texts=len(part.indices), lines=part.indices)
-    targets = part.sides[1] if len(part.sides) > 1 else None
-    return replace(corpus, sources=part.sides[0], targets=targets, subcorpora=(now,))
+    sides, indices = split_texts(stored, split, held_out, cache)
+    part = replace(corpus.subcorpora[0], texts=len(indices), lines=indices)
+    return replace(corpus, sources=sides[0], targets=sides[1] if len(sides) > 1 else None, subcorpora=(part,))
 
 
 def read_pairs(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import get_args
 
 from regard.data.corpora import Split
 from regard.data.read.corpus import pair_paths, read_lines
@@ -17,42 +16,33 @@ from regard.errors import InputError
 
 _SPLIT = re.compile(r"(?:^|[^a-z])(train|training|valid|validation|val|dev|test)(?:[^a-z]|$)")
 _SPLIT_NAMES = {"training": "train", "validation": "valid", "val": "valid", "dev": "valid"}
+_HELD_OUT_NAMES: dict[Split, tuple[str, ...]] = {"valid": ("valid", "val", "dev", "validation"), "test": ("test",)}
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 
 
-@dataclass
-class Named:
-    """The files of each split, as a recipe names them: a file, a folder, or data/train.{de,en}."""
+def find_texts(paths: Sequence[Path]) -> dict[Split, list[str]]:
+    """The files of each split by their names; the validation and test text may also stand beside the training text.
 
-    train: list[str] = field(default_factory=list)
-    valid: list[str] = field(default_factory=list)
-    test: list[str] = field(default_factory=list)
-
-    def of(self, split: Split) -> list[str]:
-        return cast(list[str], getattr(self, split))
-
-
-def find_texts(paths: Sequence[Path]) -> Named:
-    """Sort files by the splits in their names; look for the validation and test text beside the training text."""
+    Each is written as in a recipe: a file, a folder, or data/train.{de,en}.
+    """
     for path in paths:
         if "{" in str(path):
             raise InputError(f"{path}: a name with braces means a pair of files in a recipe. Rename it.")
         if not path.exists():
             raise missing_file(path)
-    inside = (
-        sorted(child for child in paths[0].iterdir() if split_in(child))
-        if len(paths) == 1 and paths[0].is_dir()
-        else []
-    )
-    paths = inside if any(split_in(child) == "train" for child in inside) else paths
+    if len(paths) == 1 and paths[0].is_dir():
+        inside = sorted(child for child in paths[0].iterdir() if split_in(child))
+        paths = inside if "train" in map(split_in, inside) else paths
     splits = {path: split_in(path) or "train" for path in paths}
     if "train" not in splits.values():
         splits = dict.fromkeys(paths, "train")
-    found = Named(*(patterns([path for path in paths if splits[path] == name]) for name in ("train", "valid", "test")))
-    for name, others in (("valid", ("valid", "val", "dev", "validation")), ("test", ("test",))):
-        beside = [_beside(pattern, others) for pattern in found.train]
-        if not getattr(found, name) and all(beside):
-            setattr(found, name, list(dict.fromkeys(filter(None, beside))))
+    found: dict[Split, list[str]] = {
+        split: patterns([path for path in paths if splits[path] == split]) for split in get_args(Split)
+    }
+    for split, names in _HELD_OUT_NAMES.items():
+        beside = [_beside(pattern, names) for pattern in found["train"]]
+        if not found[split] and all(beside):
+            found[split] = list(dict.fromkeys(filter(None, beside)))
     return found
 
 

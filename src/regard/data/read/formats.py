@@ -245,19 +245,22 @@ def _read_csv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int], *, delim
     lines = _CheckedLines(scan, blocks)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     rows: list[list[bytes] | None] = []  # None: not UTF-8, left out
-    index = written = last = size = 0
+    index = written = last = size = width = 0
     try:
         for cells in reader:
             first, last = last, reader.line_num
             if not any(cells):
                 continue
+            width = width or len(cells)
             if not columns:
                 if fields is not None:
                     columns = _columns_in_header(cells, fields, scan.path)
                     continue
                 columns = tuple(range(len(cells)))
-            if len(cells) <= max(columns) or (fields is None and len(cells) != len(columns)):
-                raise _wrong_columns(scan.path, first + 1, len(cells), columns if fields else (), len(columns))
+            if len(cells) <= max(columns) or (fields is None and len(cells) != width):
+                raise _wrong_columns(scan.path, first + 1, len(cells), columns if fields else (), width)
+            if any(cells[width:]):  # such as a comma without quotes, which would cut a text in two
+                raise _wrong_columns(scan.path, first + 1, len(cells), (), width)
             if lines.bad.intersection(range(first, last)):
                 bad_utf8.append(index)
                 rows.append(None)
@@ -290,14 +293,18 @@ class _CheckedLines:
 
 def _csv_fault(error: str) -> str:
     """What is wrong with a quoted table, in our words."""
-    if "unexpected end" in error or "field limit" in error:
+    if "field limit" in error:
+        return f"a quote is opened and not closed, or a cell has more than {csv.field_size_limit():,} characters"
+    if "unexpected end" in error:
         return "a quote is opened and not closed"
+    if "new-line" in error:
+        return "a carriage return stands outside quotes, where a line must end in a line feed"
     return "a quote inside a quoted cell must be doubled" if "expected after" in error else error
 
 
 def _wrong_columns(path: str | Path, line: int, count: int, columns: Sequence[int], width: int = 2) -> RegardError:
     """The error for a line without the wanted columns; `columns` are those that `fields` names."""
-    usual = "a pair has 2" if width == 2 else f"the line before has {width}"
+    usual = "a pair has 2" if width == 2 else f"the first line has {width}"
     wanted = f"text.fields needs {max(columns) + 1}" if columns else usual
     return messages.COLUMNS(path=path, line=line, count=count, wanted=wanted, example='["1", "2"]')
 

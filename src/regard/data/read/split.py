@@ -45,16 +45,10 @@ class HeldOut:
         return bool(self.valid or self.test)
 
 
-@dataclass(frozen=True, eq=False)
-class Part:
-    """The texts of a split: their sides, and their indices in the file."""
-
-    sides: tuple[StoredTexts, ...]
-    indices: NDArray[np.int64]
-
-
-def split_texts(sides: tuple[StoredTexts, ...], split: Split, held_out: HeldOut, cache: Cache) -> Part:
-    """The part of texts that belongs to a split."""
+def split_texts(
+    sides: tuple[StoredTexts, ...], split: Split, held_out: HeldOut, cache: Cache
+) -> tuple[tuple[StoredTexts, ...], NDArray[np.int64]]:
+    """The sides of the texts that belong to a split, and the indices of these texts in the file."""
     cut = sides[0].whole_files and len(sides[0]) < FEW
     key = ["split", [side.digest for side in sides], held_out.valid, held_out.test, cut]
 
@@ -73,7 +67,7 @@ def split_texts(sides: tuple[StoredTexts, ...], split: Split, held_out: HeldOut,
     indices = table.columns[split]
     name = f"{split} of {held_out.valid} and {held_out.test}"
     parts = (side.part(indices, table.columns[f"{split}-{number}"], name) for number, side in enumerate(sides))
-    return Part(tuple(parts), indices)
+    return tuple(parts), indices
 
 
 Found = Iterator[tuple[Split, NDArray[np.int64], list[NDArray[np.int64]]]]
@@ -115,8 +109,8 @@ def _cut_ends(texts: StoredTexts, held_out: HeldOut) -> Found:
 
 def _line_start(texts: StoredTexts, start: int, position: int, stop: int) -> int:
     """The first start of a line at or behind a position; the first word, where no line starts."""
-    if position in (start, stop):
-        return position
+    if position <= start or position == stop:
+        return max(start, position)
     window = texts.raw(position - 1, min(stop, position + _WINDOW))
     for mark in (b"\n", b" "):
         found = window.find(mark)

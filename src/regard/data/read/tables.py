@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from collections import Counter
@@ -102,7 +103,7 @@ def read_table(path: Path) -> Table:
     text = block.decode("utf-8", "replace").removeprefix("\ufeff")
     cut = len(block) >= 1 << 20
     text = text[: text.rfind("\n") + 1] if cut else text
-    delimiter = "\t" if name.suffix == ".tsv" else _delimiter(text)
+    delimiter = "\t" if name.suffix.lower() == ".tsv" else _delimiter(text)
     quoted = delimiter != "\t" or _is_quoted(text, cut=cut)
     rows = _parse(text, delimiter)[0] if quoted else [line.rstrip("\r").split("\t") for line in text.split("\n")]
     found = [tuple(row) for row in rows[: _INSPECTED + 1] if any(map(str.strip, row))]
@@ -131,7 +132,7 @@ def _parse(text: str, delimiter: str) -> tuple[list[list[str]], str]:
     """The rows of a quoted table up to the first mistake, and the mistake."""
     rows: list[list[str]] = []
     try:
-        for row in csv.reader(text.splitlines(keepends=True), delimiter=delimiter, strict=True):
+        for row in csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter, strict=True):
             rows.append(row)
             if len(rows) > _INSPECTED:
                 break
@@ -183,15 +184,23 @@ def is_number(cell: str) -> bool:
     return re.fullmatch(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", cell) is not None
 
 
-def is_labels(cells: Sequence[str]) -> bool:
-    """Whether these are labels: few different ones, each of which comes often."""
+def is_label_name(name: str) -> bool:
+    """Whether a column of this name usually holds labels."""
+    return _plain(name) in _NAMES["label"] and _plain(name) not in _NAMES["target"]
+
+
+def is_labels(cells: Sequence[str], *, named: bool = False) -> bool:
+    """Whether these are labels: few different ones; in a column that is named so, up to half as many as cells."""
     counts = Counter(cell.strip() for cell in cells)
-    few = min(max(3, len(cells) // 20), len(cells) // 2)
+    few = len(cells) // 2 if named else min(max(3, len(cells) // 20), len(cells) // 2)
     return 1 < len(counts) <= few and all(0 < len(label) <= _MAX_LABEL for label in counts)
 
 
 def read_objects(path: Path) -> Table | None:
-    """The first JSON lines as a table of the keys whose values are texts or numbers; None: {"translation": ...}."""
+    """The first JSON lines as a table of the keys that hold texts or numbers; None: {"translation": ...}.
+
+    A key that a few lines lack is a column too: reading them names the line.
+    """
     objects: list[dict[str, object]] = []
     for line in _first_lines(path):
         with suppress(ValueError, RecursionError):
@@ -200,9 +209,10 @@ def read_objects(path: Path) -> Table | None:
                 return None
             objects += [value] if isinstance(value, dict) else []
     found = dict.fromkeys(key for value in objects for key in value)
-    whole = [key for key in found if all(isinstance(value.get(key), (str, int, float)) for value in objects)]
-    rows = tuple(tuple(_cell(value[key]) for key in whole) for value in objects)
-    return Table(path, "", False, tuple(whole), rows)
+    counts = {key: sum(isinstance(value.get(key), (str, int, float)) for value in objects) for key in found}
+    usual = tuple(key for key, count in counts.items() if count > 0.9 * len(objects))
+    rows = tuple(tuple(_cell(value.get(key, "")) for key in usual) for value in objects)
+    return Table(path, "", False, usual, rows)
 
 
 def _cell(value: object) -> str:
@@ -218,7 +228,7 @@ def _first_lines(path: Path) -> Iterator[bytes]:
 def choose_fields(table: Table) -> tuple[str, ...]:
     """The columns of the texts and their targets, by name or by content; where it is unclear, an error shows them."""
     found = _by_name(table) or (table.columns if table.width <= 2 else _by_content(table))
-    if not found and table.rows:  # a table without rows is refused when it is read
+    if not found and table.rows and table.width:  # a table without texts is refused when it is read
         example = ",".join(table.columns[:2])
         raise InputError(
             f"{table.path} has {table.width} columns: {table.shown()}. "

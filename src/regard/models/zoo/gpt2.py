@@ -38,7 +38,7 @@ def gpt2(
 ) -> Model:
     """GPT-2 (Radford 2019), a causal language model; `size` is a published one, which width, depth, heads override.
 
-    `pattern`: which tokens a token attends to; `window` looks back at the last ones only.
+    `pattern`: which positions a query attends to; `window` restricts it to the last ones.
     """
     require_counts(inner=inner)
     width, depth, heads = sized(GPT2[size], width, depth, heads)
