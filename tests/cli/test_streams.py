@@ -91,6 +91,14 @@ def test_the_line_ends_of_windows_are_no_text(
     assert "the cat" in found[0]
 
 
+@pytest.mark.parametrize("verb", ["score", "embed"])
+def test_a_line_that_is_too_long_is_named_by_its_number_in_all_of_standard_input(verb: str, models: Path):
+    lines = "(yes the | head -30; yes the | head -60 | tr '\\n' ' ')"
+    code, _, err = shell(f"{lines} | {sys.executable} -m regard {verb} {models / 'gpt2'} > {os.devnull}")
+    assert code == 2
+    assert "line 31 has" in err
+
+
 def test_a_device_is_written_to_and_stays_a_device():
     leader, follower = os.openpty()  # a character device of our own
     device = Path(os.ttyname(follower))

@@ -6,10 +6,12 @@ import io
 import json
 import math
 import os
+import re
 import select
 import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,7 @@ from regard.cli.options import (
     trained_on_pairs,
 )
 from regard.errors import InputError
+from regard.progress import Progress
 
 if TYPE_CHECKING:
     from regard.decode.classify import Prediction
@@ -269,8 +272,8 @@ def fill(
         filled = loaded.fill(text, top=top)
         typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
         return
-    for _, rows in _input_rows(as_json):
-        with progress(len(rows), "filling") as advance:
+    for done, rows in _input_rows(as_json):
+        with _progress(done, rows, "filling") as advance:
             found = loaded.fill([row["text"] for row in rows], top=top, progress=advance)
         _write(json_text({**row, **_filled(one)}) if as_json else _one_line(one.text) for row, one in zip(rows, found))
 
@@ -313,10 +316,10 @@ def embed(
     names: list[str] = []
     starts = [0]
     # A state is carried over all lines, so they are read at once.
-    chunks = (rows for _, rows in _input_rows(as_json))
-    for rows in [[row for some in chunks for row in some]] if stateful else chunks:
+    chunks = _input_rows(as_json)
+    for done, rows in [(0, [row for _, some in chunks for row in some])] if stateful else chunks:
         texts = [row["text"] for row in rows]
-        with progress(len(texts), "embedding") as advance:
+        with _progress(done, rows, "embedding") as advance:
             of_tokens = loaded.embed(texts, **options, tokens=True, progress=advance) if tokens else []
             vectors = [one for _, one in of_tokens] if tokens else [*loaded.embed(texts, **options, progress=advance)]
         if as_json:
@@ -360,7 +363,7 @@ def classify(
     paired = pairs or trained_on_pairs(model, parts) or predicts_next_sentence(loaded.description)
     for done, rows in _input_rows(as_json):
         texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
-        with progress(len(texts), "classifying") as advance:
+        with _progress(done, rows, "classifying") as advance:
             found = loaded.classify(texts, progress=advance)
         predicted = zip(rows, map(_predicted, found))
         _write(json_text({**row, **facts}) if as_json else line for row, (line, facts) in predicted)
@@ -389,7 +392,7 @@ def score(
     paired = loaded.network.shape == "encoder-decoder"
     for done, rows in _input_rows(as_json):
         sides = zip(*_two_columns(rows, done)) if paired else ([row["text"] for row in rows],)
-        with progress(len(rows), "scoring") as advance:
+        with _progress(done, rows, "scoring") as advance:
             found = loaded.scores(*sides, progress=advance)
         _write(_scored(row if as_json else None, one, per_token) for row, one in zip(rows, found))
 
@@ -400,6 +403,20 @@ def _input_rows(as_json: bool) -> Iterator[tuple[int, list[Row]]]:
     for lines in input_lines():
         yield done, [_json_line(line, done + i) if as_json else {"text": line} for i, line in enumerate(lines, 1)]
         done += len(lines)
+
+
+@contextmanager
+def _progress(done: int, rows: Sequence[Row], what: str) -> Iterator[Progress]:
+    """Progress in a chunk, with `done` lines before it; an error about text N of the chunk names its line."""
+    try:
+        with progress(len(rows), what) as advance:
+            yield advance
+    except InputError as error:
+        found = re.match(r"(?:text|pair) ([\d,]+)", str(error))
+        if found:
+            line = done + int(found[1].replace(",", ""))
+            error.args = (f"line {line:,}{str(error)[found.end() :]}",)
+        raise
 
 
 def _json_line(line: str, number: int) -> Row:

@@ -146,7 +146,7 @@ def recipe_for(
         if steps < useful:
             needed = pace.seconds(useful)
             more = f"{useful:,} would take {span(needed)} (--minutes {math.ceil(needed / 60)})"
-            said.append(f"more steps do not fit into {minutes:g} minutes, and these are too few to learn much: {more}")
+            said.append(f"the time limit leaves fewer steps than such a text needs: {more}")
             note(said[-1])
     return _written(tables, content, steps, said)
 

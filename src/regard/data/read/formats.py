@@ -259,8 +259,9 @@ def _read_csv(scan: Scan, blocks: Iterable[bytes], bad_utf8: list[int], *, delim
                 columns = tuple(range(len(cells)))
             if len(cells) <= max(columns) or (fields is None and len(cells) != width):
                 raise _wrong_columns(scan.path, first + 1, len(cells), columns if fields else (), width)
-            if any(cells[width:]):  # such as a comma without quotes, which would cut a text in two
-                raise _wrong_columns(scan.path, first + 1, len(cells), (), width)
+            if any(cells[width:]):
+                why = f'it has {len(cells)} cells, the first line {width}; a text with "{delimiter}" in it needs quotes'
+                raise messages.NOT_CSV(path=scan.path, line=first + 1, why=why)
             if lines.bad.intersection(range(first, last)):
                 bad_utf8.append(index)
                 rows.append(None)
