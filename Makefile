@@ -64,12 +64,13 @@ check: .venv/developing  ## format, lint, types, layers, fast tests
 	$(BIN)/ruff check src tests bench
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow and not storm"
 
 storm: .venv/developing  ## runs killed at random, at every point of saving, on full disks; a thousand damaged files
 	$(BIN)/python tests/storm.py --runs 20 --kills 5
 	$(BIN)/python tests/disk.py
 	$(BIN)/python tests/fuzz.py
+	$(BIN)/pytest -n auto -m storm
 	$(BIN)/python -W ignore tests/pipelines.py
 
 notebook: .venv/developing  ## run the notebook whole, in about three minutes, and store its results in it

@@ -20,10 +20,10 @@ from tests.small import TEXTS, save_model, small
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK = {"README.md", "tutorial.md"}  # pages that `make check` runs too
+QUICK = {"README.md", "tutorial.md", "data.md", "parts.md"}  # pages that every run of the tests runs; `make storm` all
 STEPS = {"music.md": 20}  # so many that the model writes notes
 RUN = [
-    pytest.param(path, id=path.name, marks=[] if path.name in QUICK else pytest.mark.slow)
+    pytest.param(path, id=path.name, marks=[] if path.name in QUICK else pytest.mark.storm)
     for path in DOCUMENTS
     if blocks(path)
 ]
@@ -86,7 +86,7 @@ MADE = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.storm
 @pytest.mark.parametrize("verb", HELP)
 def test_the_example_of_every_help_runs_as_printed(verb: str, tmp_path: Path):
     reader_files(tmp_path)

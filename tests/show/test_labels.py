@@ -17,7 +17,7 @@ from regard.show.labels import layer_label, model_labels
         ("encoder.1.self", False, "encoder self-attention, layer 1"),
         ("encoder.0.self", True, "self-attention, layer 0"),
         ("decoder.11.self", True, "self-attention, layer 11"),
-        ("decoder.2.my_part", True, "my part, layer 3"),
+        ("decoder.2.my_part", True, "my part, layer 2"),
     ],
 )
 def test_a_layer_is_named_as_in_the_papers(name: str, only_stack: bool, title: str):
