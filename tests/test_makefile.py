@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -23,8 +24,10 @@ def clone(tmp_path: Path) -> Path:
 
 
 def make(folder: Path, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    # The tests themselves may run under make, which tells its children so.
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     done = subprocess.run(
-        [MAKE, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, env=environment or None
+        [MAKE, *arguments], cwd=folder, capture_output=True, text=True, timeout=300, env=environment or outer
     )
     return done.returncode, done.stdout, done.stderr
 
