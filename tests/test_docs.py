@@ -20,7 +20,7 @@ from tests.small import TEXTS, save_model, small
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK = {"README.md", "tutorial.md"}  # pages that every run of the tests runs; `make storm` all
+QUICK = {"README.md"}  # every run of the tests runs it; `make storm` all pages
 STEPS = {"music.md": 20}  # so many that the model writes notes
 RUN = [
     pytest.param(path, id=path.name, marks=[] if path.name in QUICK else pytest.mark.storm)
