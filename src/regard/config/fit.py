@@ -19,6 +19,8 @@ from regard.training.settings import Training
 if TYPE_CHECKING:
     from regard.config.setup import Setup
 
+SHARDED = 'train.parallel = "shard" with several processes: each holds a part of the weights'
+
 
 def meta_network(setup: Setup, model: Model | None = None) -> Network:
     """The network of a recipe without memory for its weights."""
@@ -48,8 +50,7 @@ def what_fits(setup: Setup, device: torch.device) -> tuple[str, ...]:
     found = [f"model.{key} = {value}, which fits" for key, value in _smaller_models(setup, device)]
     if not isinstance(settings.optimizer, Adafactor) and _fits(setup, setup.model, lean, device):
         found.append('train.optimizer = "adafactor", which fits')
-    sharded = 'train.parallel = "shard" with several processes: each holds a part of the weights'
-    return (*(found or ["a smaller model"]), sharded)
+    return (*(found or ["a smaller model"]), SHARDED)
 
 
 def _smaller_models(setup: Setup, device: torch.device) -> Iterator[tuple[str, int]]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.config.fit import amount, meta_network, reckoned_memory, what_fits
+from regard.config.fit import SHARDED, amount, meta_network, reckoned_memory, what_fits
 from regard.config.recipe import Recipe
 from regard.config.setup import Setup, read_setup
 from regard.data.batching import BatchSampler
@@ -175,9 +175,8 @@ def remedies(setup: Setup, memory: Memory, parts: int | None) -> tuple[str, ...]
     settings, task = setup.recipe.train, setup.task
     length = fields(task)[0].name
     smaller = "model.width: use a smaller model"
-    sharded = 'train.parallel = "shard" with several processes: each holds a part of the weights'
     if memory.static > memory.available:
-        return (smaller, sharded)
+        return (smaller, SHARDED)
     checkpointing = "train.gradient_checkpointing = true: the same result, slower, fewer activations"
     found = [] if settings.gradient_checkpointing else [checkpointing]
     if parts is not None:
@@ -187,4 +186,4 @@ def remedies(setup: Setup, memory: Memory, parts: int | None) -> tuple[str, ...]
             *found,
             f"train.batch_tokens = {fewer}: smaller batches, another result",
         )
-    return (*found, f"text.task.{length} below {getattr(task, length)}: shorter samples", smaller, sharded)
+    return (*found, f"text.task.{length} below {getattr(task, length)}: shorter samples", smaller, SHARDED)
