@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import mido
@@ -29,6 +30,8 @@ from regard.models.readouts import Label, Number, Tags
 from regard.store.folder import unique_parameters, write_description, write_generation_config, write_weights
 from tests.cli.test_cli import fed as piped
 from tests.small import TEXTS, save_model, small
+from tests.store.test_elmo import options as elmo_options
+from tests.store.test_elmo import write as write_published
 from tests.training.runs import ENVIRONMENT, regard, write_recipe
 
 BERT = zoo.bert(16, 2, 2, max_positions=64)
@@ -47,6 +50,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(root / "labels", small(replace(BERT, readout=Label(("bad", "good")))))
     save_model(root / "numbers", small(replace(BERT, readout=Number())))
     save_model(root / "tags", small(replace(BERT, readout=Tags(("X", "Y")))))
+    save_model(root / "pairs", small(zoo.bert(16, 1, 2, max_positions=64, next_sentence=True)))
+    (root / "elmo").mkdir()
+    write_published(root / "elmo", elmo_options())
     return root
 
 
@@ -183,6 +189,35 @@ def test_a_classifier_is_evaluated(runs: Path, fed: Fed, tmp_path: Path):
     (tmp_path / "r").write_text("".join(f"{one.label}\n" for one in said))
     code, out, _ = fed("", "evaluate", runs / "labels", *files, "--pairs", "--json")
     assert json.loads(out)["scores"]["accuracy"] == 1.0
+
+
+def test_next_sentences_are_told_from_the_command_line(runs: Path, fed: Fed):
+    pairs = list(pairwise(TEXTS))
+    expected = [found.label for found in load(runs / "pairs", device="cpu").classify(pairs)]
+    given = "".join(f"{one}\t{other}\n" for one, other in pairs)
+    assert fed(given, "classify", runs / "pairs") == (0, "".join(f"{one}\n" for one in expected).encode(), "")
+    code, out, _ = fed(given, "classify", runs / "pairs", "--json")
+    assert set(json.loads(out.splitlines()[0])["probabilities"]) == {"next", "elsewhere"}
+    code, _, err = fed("one text\n", "classify", runs / "pairs")
+    assert (code, "tab" in err) == (2, True)
+
+
+def test_vectors_of_a_character_model_are_named_by_its_words(runs: Path, fed: Fed):
+    code, out, _ = fed("the cat\nthe cat\n", "embed", runs / "elmo", "--tokens")
+    written = np.load(io.BytesIO(out))
+    assert code == 0
+    assert written["tokens"].tolist() == ["<s>", "the", "cat", "</s>"] * 2
+
+
+def test_the_state_is_carried_from_line_to_line_on_the_command_line(runs: Path, fed: Fed):
+    found = {}
+    for option in ((), ("--stateful",)):
+        code, out, _ = fed("the cat\nthe cat\n", "embed", runs / "elmo", *option)
+        assert code == 0
+        found[option] = np.load(io.BytesIO(out))
+    apart, carried = found.values()
+    assert abs(apart[0] - apart[1]).max() < 1e-5
+    assert abs(carried[0] - carried[1]).max() > 1e-5
 
 
 def test_a_window_is_said_on_the_command_line(runs: Path, fed: Fed, tmp_path: Path):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import regard
-from regard.config.init import Pace, recipe_for
+from regard.config.init import Pace, recipe_for, recipe_for_model
 from regard.config.recipe import Recipe, parse_recipe
 from regard.config.setup import read_setup
 from regard.errors import InputError
@@ -89,7 +89,7 @@ def test_what_people_have_is_understood(
     assert found["text"].get("fields") == fields
     assert found["text"].get("task") == task
     assert 0 < found["text"]["valid"] <= 0.5
-    assert found["train"]["patience"] == 5
+    assert found["train"]["patience"] == 8
     assert found["train"]["schedule"]["warmup"] == found["train"]["steps"] // 10
 
 
@@ -185,7 +185,7 @@ def test_a_label_may_be_held_out_altogether_and_a_named_column_may_have_many(tmp
 def test_many_files_on_the_command_line_lose_their_ends_and_this_is_said(tmp_path: Path) -> None:
     files = [write(tmp_path / f"{n}.txt", "\n".join(SENTENCES[: 50 + n])) for n in range(25)]
     said: list[str] = []
-    recipe_for(files, note=said.append)
+    assert "by content" not in recipe_for(files, note=said.append)
     assert "and 22 more: 25 texts" in said[0]
     assert "held out: 5% of each document" in said[1]
 
@@ -206,6 +206,17 @@ def test_a_given_model_is_fine_tuned_with_a_lower_rate(tmp_path: Path) -> None:
     assert tuned["model"] == {"init": str(tmp_path / "run")}
     assert "tokenizer" not in tuned["text"]
     assert tuned["train"]["learning_rate"] <= fresh["train"]["learning_rate"] / 5
+
+
+def test_a_narrow_model_learns_at_a_high_rate_and_a_model_of_ones_own_at_a_lower_one(tmp_path: Path) -> None:
+    pairs = write(tmp_path / "a.tsv", "".join(f"{a}\t{b}\n" for a, b in PAIRS))
+    more = write(tmp_path / "b.tsv", "".join(f"{n} {a}\t{b}\n" for n, (a, b) in enumerate(PAIRS * 100)))
+    labels = write(tmp_path / "c.tsv", table(LABELS, "\t"))
+    found = [tables_of(path) for path in (pairs, more, labels)]
+    assert [one["train"]["learning_rate"] for one in found] == [3e-3, 2e-3, 1.5e-3]
+    assert [one["model"].get("join") for one in found] == ["pre_norm", "pre_norm", None]
+    assert {one["train"]["schedule"]["kind"] for one in found} == {"cosine"}
+    assert recipe_for_model(zoo.transformer(512, 6, 8), [pairs]).train.learning_rate == 1e-3
 
 
 def test_few_texts_that_differ_leave_something_to_train_and_to_validate(tmp_path: Path) -> None:

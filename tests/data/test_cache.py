@@ -1,7 +1,8 @@
-"""The cache: unfinished tables of killed processes are removed."""
+"""The cache: unfinished tables of killed processes are removed; one that cannot be written says what to do."""
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from regard.data.read.cache import Cache, Columns
+from regard.errors import DiskTrouble
 
 
 def make(columns: Columns) -> Mapping[str, Any]:
@@ -31,3 +33,13 @@ def test_unfinished_tables_are_removed_after_a_day(tmp_path: Path, folder_days: 
     assert finished.columns["numbers"].tolist() == [0, 1, 2]
     assert part.exists() == stays
     assert len(list(tmp_path.glob("text-*"))) == 1
+
+
+@pytest.mark.parametrize(("number", "full"), [(errno.EACCES, False), (errno.EROFS, False), (errno.ENOSPC, True)])
+def test_only_a_full_disk_asks_for_space_and_another_folder_is_always_named(tmp_path: Path, number: int, full: bool):
+    def fail(_: Columns) -> Mapping[str, Any]:
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(DiskTrouble, match=r"another folder: REGARD_CACHE=") as found:
+        Cache(tmp_path).table("text", 1, fail)
+    assert ("Free some space" in str(found.value)) == full

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import resource
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +21,7 @@ from regard.config.setup import read_setup
 from regard.data.batching import BatchSampler
 from regard.errors import InputError
 from regard.store.checkpoint import Checkpoint, saved_steps
-from regard.training.memory import SHARE, Probe, available, first_epoch, largest_batch, peak
+from regard.training.memory import SHARE, Epoch, Probe, available, first_epoch, largest_batch, peak
 from regard.training.settings import Training
 from regard.training.step import is_out_of_memory
 from tests.training.runs import at_steps, digests, in_own_process, regard, terminate_at, write_recipe
@@ -187,11 +189,17 @@ def test_the_peak_counts_what_is_allocated_at_once():
     assert nothing < 1
 
 
-def chosen(recipe: Path, available_bytes: Sequence[int], steps_per_epoch: int) -> list[tuple[int, bool]]:
-    """The largest batch for each number of available bytes that leaves this many steps per epoch."""
+def chosen(
+    recipe: Path, available_bytes: Sequence[int], steps_per_epoch: int, fastest: float = math.inf
+) -> list[tuple[int, bool]]:
+    """The largest batch for each number of available bytes that leaves this many steps per epoch.
+
+    Speed grows with the samples of a step, up to the fastest.
+    """
     from regard.training import memory
 
     memory._STEPS_PER_EPOCH = steps_per_epoch
+    memory.Probe.speed = lambda self, step: min(float(len(step)), fastest)
 
     setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
     found = []
@@ -201,25 +209,36 @@ def chosen(recipe: Path, available_bytes: Sequence[int], steps_per_epoch: int) -
     return found
 
 
-def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The memory of the largest step of each batch size, in bytes, and the steps of an epoch."""
+def needed(recipe: Path, batches: Sequence[int]) -> tuple[list[int], list[Epoch]]:
+    """The memory of the largest step of each batch size, in bytes, and the size of an epoch."""
     setup = read_setup(read_recipe(recipe, ["model.inner=4000", "train.accumulate=1"]))
     probe = Probe(setup.network, setup.samples, replace(setup.recipe.train, batch_tokens=1024), CPU)
     epochs = [first_epoch(BatchSampler(setup.samples.lengths, tokens, 1)) for tokens in batches]
-    return [probe.memory(epoch.largest).total for epoch in epochs], [epoch.steps for epoch in epochs]
+    return [probe.memory(epoch.largest).total for epoch in epochs], epochs
 
 
 def test_batch_tokens_are_the_most_that_fit(tmp_path: Path):
     recipe = write_recipe(tmp_path, 1000)
-    needs, steps = in_own_process(needed, recipe, (1024, 2048, 4096))
+    needs, epochs = in_own_process(needed, recipe, (1024, 2048, 4096))
     assert needs[1] - needs[0] == pytest.approx((needs[2] - needs[1]) / 2, rel=0.1)
     enough = [int(need / SHARE) for need in (1.05 * needs[0], 0.95 * needs[1], 1.05 * needs[1])]
     *short, (most, fits) = in_own_process(chosen, recipe, [10 * MB, *enough, 4000 * MB], 1)
     assert short == [(1024, False), (1024, True), (1024, True), (2048, True)]
     assert fits
     assert most > 2048
-    assert in_own_process(chosen, recipe, [4000 * MB], steps[1]) == [(2048, True)]
+    assert in_own_process(chosen, recipe, [4000 * MB], epochs[1].steps) == [(2048, True)]
     assert in_own_process(chosen, recipe, [4000 * MB], 200) == [(1024, True)]
+    # A larger batch that is no faster only makes fewer steps.
+    assert in_own_process(chosen, recipe, [4000 * MB], 1, len(epochs[1].largest)) == [(2048, True)]
+
+
+def test_the_speed_of_a_step_is_measured_in_tokens_per_second(tmp_path: Path):
+    setup = read_setup(read_recipe(write_recipe(tmp_path, 100)))
+    probe = Probe(setup.network, setup.samples, replace(setup.recipe.train, batch_tokens=1024), CPU)
+    step = first_epoch(BatchSampler(setup.samples.lengths, 1024, 1)).largest
+    start = time.perf_counter()
+    speed = probe.speed(step, seconds=0.0)
+    assert speed >= int(setup.samples.lengths[step].sum()) / (time.perf_counter() - start)
 
 
 def test_a_run_keeps_the_batch_size_that_fitted_first(tmp_path: Path):

@@ -249,7 +249,9 @@ def _corpus(
 
     names, documents, fields = texts
     if (source is None) != (reference is None):
-        raise InputError(f"--source and --reference go together (regard {verb}). Give both.")
+        raise InputError(
+            f"--source and --reference go together (regard {verb}). Give both, or a table with labels as --text FILE."
+        )
     if source is not None and reference is not None:
         if any(texts):
             raise InputError(f"--source and --reference are plain lines (regard {verb}). Leave out --text, --documents "

@@ -65,16 +65,19 @@ class Size:
     width: int
     depth: int
     dropout: float
+    learning_rate: float
     heads: int = 4
 
 
 _SIZES = (
-    Size(1e6, 128, 2, 0.3), Size(1e7, 160, 3, 0.3), Size(6e7, 256, 4, 0.2), Size(float("inf"), 512, 6, 0.1, 8),
+    Size(1e6, 128, 2, 0.3, 3e-3), Size(1e7, 160, 3, 0.3, 2e-3), Size(6e7, 256, 4, 0.2, 1e-3),
+    Size(float("inf"), 512, 6, 0.1, 5e-4, 8),
 )  # fmt: skip
 _EPOCHS: dict[Kind, tuple[int, int]] = {  # at least, if a smaller model makes it possible; and at most
     "pairs": (10, 25), "labels": (4, 10), "numbers": (4, 10), "texts": (3, 12)
 }  # fmt: skip
 _FINE_TUNING_EPOCHS = (1, 4)
+_ANY_MODEL = 1e-3  # the largest learning rate for a model of the user's own, which may be deep and wide
 _VOCABULARIES = (1000, 2000, 4000, 6000, 8000, 16_000)
 
 
@@ -267,7 +270,9 @@ def _tables(content: Content, size: Size, model: Path | None) -> dict[str, Any]:
         text["tokenizer"] = {"kind": "bpe", "size": vocabulary} if vocabulary else {"kind": plain}
         name = "transformer" if pairs else "gpt2" if content.kind == "texts" else "bert"
         learned = {"name": name, "width": size.width, "depth": size.depth, "heads": size.heads, "dropout": size.dropout}
-    rate = 1e-4 if model is not None else 1e-3 if content.kind in ("pairs", "texts") and size.width < 512 else 5e-4
+        learned |= {"join": "pre_norm"} if pairs else {}
+    rate = size.learning_rate if content.kind in ("pairs", "texts") else max(5e-4, size.learning_rate / 2)
+    rate = rate if model is None else 1e-4
     train: dict[str, Any] = {"batch_tokens": _batch_tokens(content, vocabulary), "learning_rate": rate}
     train |= {} if pairs else {"label_smoothing": 0.0}
     train |= {"best": "accuracy"} if content.kind == "labels" and "valid" in text else {}
@@ -338,16 +343,18 @@ def _described(content: Content) -> list[str]:
 
 _COMMENTS = {
     "model.name": "a function of regard.zoo; the other keys are its arguments",
+    "model.join": "learns in fewer steps than post_norm, and at a higher learning rate",
     "model.init": "the pretrained model, which keeps its tokenizer",
     "model.dropout": "more for little text, less for much",
     "text.fields": "columns: the text, then its target or label",
-    "text.valid": "validates during training; a number is a share of train, chosen by content",
+    "text.valid": "validates during training; a number is a share of train that is held out",
     "text.test": "what regard evaluate reads; never trained on",
     "text.tokenizer": "character, byte, word, bpe, unigram, word_piece",
     "text.documents": 'or "line", "paragraph": what is one text',
     "text.task": "longer texts than max_length tokens are left out; see docs/pretraining.md",
     "train.steps": "a run resumes where it stopped, so this can be raised later",
     "train.batch_tokens": "padded tokens per step; if memory is short, raise accumulate rather than lower this",
+    "train.learning_rate": "the peak; less for a wider or deeper model",
     "train.patience": "ends early after so many validations without improvement",
     "train.average": "the last checkpoints are averaged at the end, if that validates better",
 }
@@ -358,9 +365,9 @@ def _written(tables: dict[str, Any], content: Content, steps: int, said: Iterabl
     every = max(1, min(_rounded(max(10, steps // _VALIDATIONS)), 2000))
     validated = "valid" in tables["text"]
     train = {"steps": steps, **tables["train"]}
-    train["schedule"] = {"kind": "inverse_square_root", "warmup": max(1, _rounded(min(4000, steps // 10)))}
+    train["schedule"] = {"kind": "cosine", "warmup": max(1, _rounded(min(4000, steps // 10)))}
     train |= {"save_every": every, "valid_every": every}
-    train |= {"patience": 5} if validated else {}
+    train |= {"patience": 8} if validated else {}  # of 20: a cosine schedule gains most at its end
     train |= {"average": 5} if validated and content.kind == "pairs" and steps >= 1000 else {}
     lines = ["# Written by regard init. Train it with: regard train recipe.toml"]
     lines += ["# Every key can also be set on the command line: --set train.steps=2000", *(f"# {one}" for one in said)]
@@ -382,6 +389,7 @@ def recipe_for_model(
     """The recipe of `regard init` with a Model value in place of its [model] table, and settings over it."""
     tables = tomllib.loads(recipe_for(list(files)))
     tables["model"] = to_dict(model, brief=True)
+    tables["train"]["learning_rate"] = min(tables["train"]["learning_rate"], _ANY_MODEL)
     if model.shape == "encoder-decoder":
         tables["text"].pop("task", None)  # pairs are translated, however few different targets there are
         tables["train"].pop("best", None)

@@ -29,6 +29,7 @@ SHARE = 0.7  # of the memory, for steps; validations and checkpoints need the re
 _SIZES = tuple(1024 << power for power in range(7))
 _POOLS = 50  # sampled to estimate an epoch
 _STEPS_PER_EPOCH = 200  # at least, of the largest batch: fewer learn slowly, however fast they are
+_FASTER = 1.05  # a larger batch is worth its fewer steps if it reads so many times the tokens per second
 
 # glibc's malloc: parameter numbers, and the smallest and largest size from which it returns freed blocks to the system.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
@@ -172,6 +173,18 @@ class Probe:
         found = peak(lambda: done.append(self.trainer.try_gradient(step)), self.trainer.device)
         return found if done != [None] else max(found, self.room + 1)
 
+    def speed(self, step: Indices, seconds: float = 1.0) -> float:
+        """Tokens per second of the gradient of this step: the best of three, or of as many as time allows."""
+        tokens, found = int(self.trainer.batches.lengths[step].sum()), [0.0]
+        end = time.perf_counter() + seconds
+        while len(found) < 2 or (len(found) < 4 and time.perf_counter() < end):
+            start = time.perf_counter()
+            self.trainer.try_gradient(step)
+            if self.trainer.device.type == "cuda":
+                torch.cuda.synchronize(self.trainer.device)
+            found.append(tokens / (time.perf_counter() - start))
+        return max(found)
+
     def speeds(self, seconds: float, most: int = 10) -> list[float]:
         """Tokens per second of the next steps: as many as time allows, at least one."""
         found: list[float] = []
@@ -201,15 +214,18 @@ def nbytes(tensors: Iterable[Tensor]) -> int:
 def largest_batch(
     network: Callable[[], Network], samples: Samples, settings: Training, device: torch.device
 ) -> tuple[int, bool]:
-    """The largest `batch_tokens` of 1,024, 2,048, ... that fits in memory, and whether any does.
+    """The largest `batch_tokens` of 1,024, 2,048, ... that fits in memory and is faster, and whether any fits.
 
     An epoch keeps some hundred steps where the text is long enough, so that a short text is not learnt in a few steps.
     """
-    best, fits = _SIZES[0], False
+    best, fits, fastest = _SIZES[0], False, 0.0
     probe = Probe(network, samples, replace(settings, batch_tokens=best), device)
     for tokens in _SIZES:
         epoch = first_epoch(BatchSampler(samples.lengths, tokens, settings.seed, samples.mixture, samples.streams))
         if (fits and epoch.steps < _STEPS_PER_EPOCH) or probe.memory(epoch.largest, SHARE).total > SHARE * probe.room:
             break
-        best, fits = tokens, True
+        speed = probe.speed(epoch.largest)
+        if speed < _FASTER * fastest:
+            break
+        best, fits, fastest = tokens, True, speed
     return best, fits
