@@ -22,7 +22,7 @@ else
 endif
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve]'
 	@touch $@
 
 .venv/developing: .venv/installed
@@ -54,6 +54,7 @@ demo: .venv/installed  ## three models translate dates: without attention, with 
 	@echo "  open $(DEMO)/report.html in a browser: the three models by length of the input, and what each attends to"
 	@echo "  $(BIN)/regard translate $(DEMO)/bahdanau --alignment                # type dates yourself"
 	@echo "  $(BIN)/regard show $(DEMO)/transformer 'Friday, 1 May 2026'         # every layer and head, in your browser"
+	@echo "  $(BIN)/regard serve $(DEMO)/transformer $(DEMO)/bahdanau             # over HTTP, with a page to type in"
 	@echo "  $(BIN)/regard init YOUR.de YOUR.en > recipe.toml                    # a recipe for your own text"
 
 test: .venv/developing  ## all tests

@@ -25,6 +25,7 @@ REMEDIES = {
     **dict.fromkeys(("reformer_pytorch", "local_attention"), "pip install --no-deps -r bench/reformer.txt"),
     **dict.fromkeys(("bertviz", "IPython"), "pip install --no-deps -r bench/bertviz.txt"),
     "playwright": "pip install playwright",
+    **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "babel"), "pip install -e '.[serve]'"),
     **dict.fromkeys(("joeynmt", "importlib_metadata", "zipp", "sentencepiece", "subword_nmt"), _JOEY),
 }
 """A missing package, and the command that installs it."""
@@ -135,6 +136,34 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     remarks = {name: f"BLEU {score:.2f}" for name, score in found.bleu.items()}
     early = ", early stopping" if chosen.early else ""
     return f"Decoding, {text.name}{early}", table(found.result, "sentences/s", remarks), facts
+
+
+def serve_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Serving: title, table, facts."""
+    from bench import decode, serve
+    from bench.harness import table
+    from bench.text import read_bitext
+
+    model = None if chosen.model is None else regard.load(chosen.model, device="cpu")
+    text = read_bitext(chosen.data, chosen.vocabulary, None if model is None else model.tokenizer)
+    if model is None:
+        schedule = Cosine(warmup=max(1, chosen.steps // 4))
+        settings = Training(
+            steps=chosen.steps, batch_tokens=chosen.batch_tokens, schedule=schedule, learning_rate=1e-3,
+            seed=chosen.seed,
+        )  # fmt: skip
+        model = decode.learn(text, described(chosen), settings)
+    model.generation_config.update(num_beams=chosen.beam, max_new_tokens=chosen.max_tokens)
+    texts = list(text.test.sources[: chosen.sentences])
+    found = serve.measure(model, texts, clients=chosen.clients, rounds=chosen.rounds, alone=chosen.alone)
+    facts = {
+        "model": in_words(model.network),
+        "search": f"beam {chosen.beam}, at most {chosen.max_tokens} tokens",
+        "measured": f"{chosen.rounds} rounds of {len(texts):,} sentences; each client has one request of one sentence "
+        "at a time, in a process of its own",
+        **serve.facts(found, chosen.clients),
+    }
+    return f"Serving, {text.name}", table(found.throughput, "sentences/s"), facts
 
 
 def long_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
@@ -257,6 +286,15 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--max-tokens", type=int, default=128, help="of a translation")
     decode.add_argument("--early", action="store_true", help="the peer stops at as many hypotheses as beams")
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
+    serve = rows.add_parser("serve", parents=[transformer], help="sentences/s of many clients against offline decoding")
+    serve.set_defaults(run=serve_row, peers=(), rounds=5)
+    serve.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
+    serve.add_argument("--steps", type=int, default=300, help="of that training")
+    serve.add_argument("--sentences", type=int, default=500, help="of each block")
+    serve.add_argument("--clients", type=int, default=32)
+    serve.add_argument("--alone", type=int, default=20, help="lone requests and streams")
+    serve.add_argument("--beam", type=int, default=5)
+    serve.add_argument("--max-tokens", type=int, default=128, help="of a translation")
     add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
     add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
     add_critic(rows.add_parser("critic", help="SHA-RNN with one head, none and many, and a Transformer, in equal time"))

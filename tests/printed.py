@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from multiprocessing.connection import wait
@@ -28,6 +28,7 @@ from tests.training.runs import PROCESSES
 
 UNRUN = re.compile(r"needs the network|needs several machines|takes (minutes|hours)|this project's own tests")
 SERVES = "until Ctrl-C"
+BACKGROUND = re.compile(r" &\s*(#.*)?$")  # a server that the rest of the page talks to
 BIN = Path(sys.executable).parent
 
 
@@ -68,15 +69,36 @@ def blocks(path: Path) -> list[Block]:
 def run_page(blocks: list[Block], folder: Path, *, steps: int = 2) -> str:
     """Run blocks in order in a folder; -> what they print. Python blocks share their names, as in one session."""
     said, session = [], ""
-    with shell(folder, steps) as environment:
+    with ExitStack() as servers, shell(folder, steps) as environment:
         for language, found in groupby(blocks, lambda block: block.language):
             if language == "python":
                 session += "".join(block.text for block in found)  # what stands above runs again and defines its names
                 said.append(run_line(f"regard-python <<'END'\n{session}\nEND", folder, environment))
             else:
                 runnable = [line for block in found for line in block.lines if not UNRUN.search(line)]
-                said += [run_line(line, folder, environment) for line in runnable]
+                for line in runnable:
+                    if BACKGROUND.search(line):
+                        servers.enter_context(served(BACKGROUND.sub("", line), folder, environment))
+                    else:
+                        said.append(run_line(line, folder, environment))
     return "".join(said)
+
+
+@contextmanager
+def served(line: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    """A server that a page starts in the background, from the line with its address to the end of the page."""
+    command = ["bash", "-eu", "-c", f"exec {line}"]
+    pipe: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipe) as process:
+        assert process.stdout
+        assert any("http://" in each for each in process.stdout), f"{line}\nprinted no address"
+        reading = threading.Thread(target=process.stdout.read, daemon=True)
+        reading.start()
+        try:
+            yield
+        finally:
+            process.terminate()
+            reading.join(60)
 
 
 def run_line(line: str, folder: Path, environment: dict[str, str]) -> str:
@@ -175,9 +197,10 @@ def _shorten(extra: list[str]) -> None:
     """Cut the built-in corpora short, and give `regard.train` a few steps."""
     import regard
     from regard.config import run
-    from regard.data.corpora import dates, python_source
+    from regard.data.corpora import dates, languages, python_source
 
     dates._SIZES.update(train=1500, valid=20, test=40)
+    languages._SIZES.update(train=1500, valid=20, test=40)
     names = python_source._source_names
     python_source._source_names = lambda folder: [name for name in names(folder) if name.startswith(("json", "email"))]
     train = run.train

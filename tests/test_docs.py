@@ -143,3 +143,13 @@ def test_every_setting_of_a_run_is_documented():
 def test_links_between_documents_lead_somewhere(path: Path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
         assert (path.parent / target).exists(), target
+
+
+def test_the_readme_says_first_how_to_get_the_small_torch_and_how_to_open_the_notebook():
+    text = (ROOT / "README.md").read_text()
+    before = text.partition("make demo")[0]
+    assert "TORCH_INDEX=ADDRESS" in before
+    assert "--index-url" in before
+    assert "2.9 GB" in before
+    assert "jupyter lab docs/tutorial.ipynb" in text
+    assert re.search(r"minutes on a quiet machine with two\s+cores", text)

@@ -9,6 +9,7 @@ from regard.errors import CannotResume, DamagedFile, DiskTrouble, InputError, In
 from regard.version import __version__
 
 if TYPE_CHECKING:
+    from regard import serve
     from regard.api import load, save, side_by_side, steps
     from regard.config.run import train
     from regard.evaluation.check import check
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CannotResume", "DamagedFile", "DiskTrouble", "InputError", "Interrupted", "RegardError", "RunFailed",
-    "__version__", "check", "load", "save", "side_by_side", "steps", "train", "zoo",
+    "__version__", "check", "load", "save", "serve", "side_by_side", "steps", "train", "zoo",
 ]  # fmt: skip
 
 _HOMES = {
@@ -24,11 +25,13 @@ _HOMES = {
     "train": "config.run",
 }  # fmt: skip
 
+_PACKAGES = {"serve": "serve", "zoo": "models.zoo"}
+
 
 def __getattr__(name: str) -> Any:
     """Lazy import: importing torch takes seconds, so names that need it are imported on first use."""
-    if name == "zoo":
-        return import_module("regard.models.zoo")
+    if name in _PACKAGES:
+        return import_module(f"regard.{_PACKAGES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'regard' has no attribute '{name}'")
     return getattr(import_module(f"regard.{_HOMES[name]}"), name)

@@ -13,6 +13,7 @@ import torch
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner, Head, Links, choose_heads, cross_attention_heads
+from regard.decode.alternatives import Alternative, WordConfidence, alternatives, text_confidences
 from regard.decode.classify import Prediction, Text, classify
 from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import FilledText, fill_masks, fill_spans
@@ -245,6 +246,26 @@ class LoadedModel:
         with _shown(progress, len(prompts), "generating") as advance:
             return continue_prompts(self.network, self.tokenizer, prompts, options, progress=advance)
 
+    def confidences(self, text: str, translation: str) -> list[WordConfidence]:
+        """The confidence in each word of a translation of `text`, by forced decoding.
+
+        For a language model, `text` is the prompt, and `translation` the generated text, which begins with it.
+        """
+        self._require_decoder("confidences")
+        return text_confidences(self.network, self.tokenizers, text, translation)
+
+    def alternatives(
+        self, text: str, translation: str, at: int, count: int = 5, *, options: Options | None = None
+    ) -> list[Alternative]:
+        """The most probable words in place of word `at` (from 0) of a translation, each with the text completed.
+
+        Everything before the word stays; what follows it is searched for anew. For a language model, `text` is the
+        prompt, and `translation` the generated text, which begins with it.
+        """
+        self._require_decoder("alternatives")
+        options = options or self.defaults()
+        return alternatives(self.network, self.tokenizers, text, translation, at, options, count=count)
+
     @overload
     def fill(self, texts: str, *, top: int = ..., progress: Progress | None = ...) -> FilledText: ...
     @overload
@@ -382,6 +403,10 @@ class LoadedModel:
         if not self._noted:
             warnings.warn(text, Note, stacklevel=2)
         self._noted = True
+
+    def _require_decoder(self, what: str) -> None:
+        verb = "generate" if self.network.shape == "decoder" else "translate"
+        require_capability(self.description, self.tokenizer, verb, what=f"decode, so it has no {what}")
 
     def _require(self, verb: str) -> None:
         require_capability(self.description, self.tokenizer, verb)

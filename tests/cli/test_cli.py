@@ -43,7 +43,7 @@ def without_torch(*arguments: str) -> str:
     return done.stdout
 
 
-VERBS = "train init translate generate fill embed classify score show evaluate check plan"
+VERBS = "train init translate generate fill embed classify score show serve evaluate check plan"
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS.split())])
@@ -69,6 +69,7 @@ def test_the_version_is_said():
         (["translate", "--nonsense", "x"], 2, "--nonsense"),
         (["translate", "nowhere"], 2, "no such model folder: nowhere"),
         (["translate", "nowhere", "--beam", "many"], 2, "--beam"),
+        (["classify", "nowhere", "A fine film."], 2, 'echo "TEXT" | regard classify MODEL, or < FILE'),
         (["train", "dats"], 2, 'Did you mean "dates"?'),
         (["train", "nowhere.toml"], 2, "nowhere.toml"),
         (["train", "dates", "--set", "train.stepz=3"], 2, 'Did you mean "steps"?'),
@@ -82,6 +83,7 @@ def test_the_version_is_said():
         (["train", "dates", "--device", "toaster", "--set", "train.steps=1"], 2, "toaster"),
         (["init", "nowhere.txt"], 2, "no such file: nowhere.txt"),
         (["evaluate", "nowhere"], 2, "nowhere"),
+        (["evaluate", "nowhere", "--source", "reviews.csv"], 2, "a table with labels as --text FILE"),
         (["generate", "nowhere", "x", "--top-p", "7"], 2, "top_p"),
     ],
 )
@@ -194,6 +196,18 @@ def test_a_run_that_nobody_listens_to_goes_on_to_its_end(tmp_path: Path):
     assert "stopped by SIGTERM at step 4" in err
     assert regard(*words, driver=unread) == (141, "", "")
     assert (tmp_path / "run" / "checkpoints" / "step-5").is_dir()
+
+
+@pytest.mark.parametrize(("policy", "spins"), [(None, "0"), ("active", "30000000000")])
+def test_threads_that_wait_do_not_spin_unless_told_to(model: Path, policy: str | None, spins: str):
+    environment = {key: value for key, value in ENVIRONMENT.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
+    environment |= {"OMP_DISPLAY_ENV": "verbose"} | ({"OMP_WAIT_POLICY": policy} if policy else {})
+    command = [sys.executable, "-m", "regard", "translate", str(model)]
+    done = subprocess.run(command, input="abc", capture_output=True, text=True, env=environment)
+    said = [line.split("'")[1] for line in done.stderr.splitlines() if "GOMP_SPINCOUNT" in line]
+    if not said:
+        pytest.skip("torch does not use GNU's OpenMP here")
+    assert set(said) == {spins}
 
 
 def test_a_prefix_begins_every_answer(model: Path):

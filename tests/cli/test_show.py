@@ -210,21 +210,24 @@ def line_of(life: CommandProcess) -> str:
     return said.decode()
 
 
-@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (130,)), (signal.SIGTERM, (-signal.SIGTERM, 143))])
-def test_a_page_is_served_until_it_is_told_to_stop(run: Path, number: signal.Signals, codes: tuple[int, ...]):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_page_is_served_until_it_is_told_to_stop(run: Path, number: signal.Signals, code: int):
     life = CommandProcess(["show", str(run), "abc", "--no-browser"])
     try:
         said = line_of(life)
         address = re.fullmatch(
-            r"The page is at (http://127\.0\.0\.1:\d+/[\w-]{20,}/) \(Ctrl-C ends it\)\.\n", said
+            r"The page is at (http://127\.0\.0\.1:\d+/attention/[\w-]{20,}/) \(Ctrl-C ends it\)\.\n", said
         ).group(1)
         with urlopen(address, timeout=60) as answer:
-            assert '"live":"/' in answer.read().decode()
+            assert '"live":"."' in answer.read().decode()
+        front = address.partition("/attention")[0]
+        with urlopen(f"{front}/page/models", timeout=60) as answer:
+            assert [model["name"] for model in json.load(answer)] == [run.name]
         life.send_signal(number)
         assert life.wait(60)
     finally:
         life.kill()
-    assert life.returncode in codes
+    assert life.returncode == code
     assert os.read(life.readers[1].fileno(), 1 << 16) == b""
     with pytest.raises(URLError):
         urlopen(address, timeout=5)
@@ -255,5 +258,44 @@ def test_a_port_that_is_taken_is_refused_in_a_line(run: Path):
     finally:
         life.kill()
     assert (code, out) == (2, "")
-    assert f"port {port} cannot be used" in err
+    assert f"port {port} of 127.0.0.1 cannot be used" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("port", ["-1", "70000"])
+def test_a_port_that_cannot_be_is_refused_in_a_line(run: Path, port: str):
+    code, out, err = regard("show", run, "abc", "--no-browser", "--port", port)
+    assert (code, out) == (2, "")
+    assert "--port" in err
+    assert err.count("\n") == 1
+
+
+def test_other_models_and_checkpoints_are_served_too(run: Path, others: dict[str, Path]):
+    for options, names, labels in (
+        (["--against", str(others["bahdanau"]), "--target", "a"], [run.name, "bahdanau"], [run.name, "bahdanau"]),
+        (["--checkpoints"], [run.name], ["step 7", "step 14", "step 21"]),
+    ):
+        life = CommandProcess(["show", str(run), "abc", "--no-browser", *options])
+        try:
+            address = re.search(r"http://\S+", line_of(life)).group()
+            with urlopen(address, timeout=60) as answer:
+                page = json.loads(re.search(r'id="regard">(.*?)</script>', answer.read().decode(), re.DOTALL).group(1))
+            with urlopen(f"{address.partition('/attention')[0]}/page/models", timeout=60) as answer:
+                assert [model["name"] for model in json.load(answer)] == names
+        finally:
+            life.kill()
+        assert [trace["label"] for trace in page["traces"]] == labels
+
+
+def without_server() -> None:
+    """Pretend that the packages of the extra are not installed."""
+    sys.modules["fastapi"] = None
+
+
+def test_without_the_extra_the_page_is_a_file(run: Path):
+    code, out, err = regard("show", run, "abc", "--no-browser", driver=without_server)
+    assert (code, err) == (0, "")
+    first, second = out.splitlines()
+    path = Path(first.partition(" shows ")[0])
+    assert "pip install 'regard[serve]'" in second
+    assert payload(path)["live"] is None

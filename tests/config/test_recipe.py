@@ -46,6 +46,12 @@ def test_slots_take_tables_bare_kinds_and_settings():
     assert read_recipe("dates", ["text.task.max_length=300"]).text.task == Translation(300)
 
 
+def test_files_take_the_place_of_an_embedded_corpus():
+    text = read_recipe("languages", ["text.train=lines.tsv", "text.valid=0.05"]).text
+    assert (text.corpus, text.train, text.valid) == (None, "lines.tsv", 0.05)
+    assert read_recipe("languages").text.corpus == "languages"
+
+
 @pytest.mark.parametrize(
     ("tables", "message"),
     [

@@ -22,6 +22,7 @@ from regard.data.tasks.language_model import LanguageModel, PackedSamples
 from regard.data.tokenize.train import Character
 from regard.errors import InputError
 from regard.layers.positions import Axial, Learned
+from regard.models.readouts import First, Max, Mean
 from regard.store.folder import read_folder
 from regard.store.loading import TRAINED_LENGTH
 from regard.training.distributed import World
@@ -207,3 +208,11 @@ def test_the_readout_follows_from_what_a_task_outputs_whatever_its_class():
     model = with_readout_for(zoo.bert(width=16, depth=1, heads=2), Moods())
     assert (model.readout.outputs, model.readout.labels) == ("labels", ("happy", "sad"))
     assert model == with_readout_for(zoo.bert(width=16, depth=1, heads=2), Classification(labels=("happy", "sad")))
+
+
+def test_a_readout_that_names_its_pooling_keeps_it():
+    recipe = read_recipe("languages")
+    assert with_readout_for(recipe.model, Classification(labels=("de", "en"))).readout.pool == Mean()
+    assert with_readout_for(recipe.model, Classification(labels=("de", "en")), Max()).readout.pool == Max()
+    bert = zoo.bert(width=16, depth=1, heads=2)
+    assert with_readout_for(bert, Classification(labels=("de", "en"))).readout.pool == First()

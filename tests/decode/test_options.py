@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from regard.decode.options import Options, default_options
+from regard.decode.options import Options, constrain, default_options
 from regard.models import zoo
 from tests.small import TEXTS, small
 
@@ -65,3 +66,12 @@ def test_the_limit_of_the_folder_applies_unless_another_is_given():
 def test_a_published_folder_keeps_the_length_normalization_of_hugging_face():
     assert small(zoo.gpt2(16, 1, 2), config={"model_type": "regard"}).defaults() == Options()
     assert small(zoo.gpt2(16, 1, 2), config={"model_type": "gpt2"}).defaults() == Options(**HUGGING_FACE)
+
+
+def test_penalties_count_generated_tokens_only_and_a_bias_is_added():
+    history = torch.tensor([[1, 1, 2, 3, 3, -1], [1, -1, 4, 4, 4, 4]])  # prompts, then 2 and 3 generated tokens
+    options = Options(presence_penalty=1.0, frequency_penalty=0.25, logit_bias=((0, 5.0), (4, -2.0)))
+    found = constrain(torch.zeros(2, 5), history, options, new_tokens=torch.tensor([2, 3]), eos=2)
+    assert found.tolist() == [[5.0, 0.0, 0.0, -1.5, -2.0], [5.0, 0.0, 0.0, 0.0, -3.75]]
+    same = constrain(torch.zeros(1, 5), torch.tensor([[1, 3, 3]]), options, new_tokens=2, eos=2)
+    assert same.tolist() == [[5.0, 0.0, 0.0, -1.5, -2.0]]

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from regard.decode import search as module
+from regard.decode.hypotheses import Hypothesis
 from regard.decode.options import Options
-from regard.decode.search import Hypothesis, search
+from regard.decode.search import search
 from regard.errors import InputError
 from regard.layers.contract import Context, Source
 from regard.layers.embedding import Embed

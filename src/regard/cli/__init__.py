@@ -16,18 +16,20 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import evaluate, show, train, translate
+from regard.cli import evaluate, serve, show, train, translate
 from regard.errors import Note, RegardError, printable
 from regard.version import __version__
 
 _OUT_OF_MEMORY = "out of memory. When training, see regard plan; otherwise give shorter texts or a smaller --beam."
+_READ_LINES = "translate", "embed", "classify", "score"
 
 app = typer.Typer(
     name="regard", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 for _command in (
     train.train, train.init, train.plan, translate.translate, translate.generate, translate.fill, translate.embed,
-    translate.classify, translate.score, show.show, evaluate.evaluate, evaluate.compare, evaluate.check, train.convert,
+    translate.classify, translate.score, show.show, serve.serve, evaluate.evaluate, evaluate.compare, evaluate.check,
+    train.convert,
 ):  # fmt: skip
     app.command()(_command)
 
@@ -49,6 +51,9 @@ def options(
 def main() -> NoReturn:
     """Run the command line and end the process."""
     _open_closed_streams()
+    # Before torch is imported. By default the threads of OpenMP spin while they wait for each other; beside another
+    # program that spins too, the one that would finish the work gets no core.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     for stream in (sys.stdout, sys.stderr):
@@ -131,6 +136,8 @@ def _usage(error: Exception, arguments: list[str]) -> str:
     verbs = [word for word in arguments[:1] if not word.startswith("-")]
     known = [command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands]
     command = " ".join(["regard", *[verb for verb in verbs if verb in known]])
+    if "unexpected extra argument" in message and verbs and verbs[0] in _READ_LINES:
+        return f'{message} ({command}). Texts are lines of standard input: echo "TEXT" | {command} MODEL, or < FILE.'
     return f"{message} ({command}). See: {command} --help."
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
+import tempfile
+import time
+import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -35,8 +40,8 @@ _GRACE = 0.5  # seconds to finish a request after Ctrl-C
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
+    from regard.serve.attention import MakePage
     from regard.show.payload import TracePage
-    from regard.show.server import TraceText
     from regard.training.lock import Signals
 
 
@@ -83,11 +88,24 @@ def show(
     models = _models(model, against or [], checkpoints, device, threads, parts)
     if not length and all(one.shape != "encoder-decoder" for one in models.values()):
         refuse_unused("searches for a target, and this model reads only the text. Leave it out.", beam=beam)
-    trace_text = partial(_trace_page, models, layers=layers, beam=beam, length=length, slider=checkpoints)
-    shown = trace_text(text, target)
-    if out is None:
-        _serve(shown, trace_text, port or 0, browser is not False)
+    make = partial(_trace_page, models, layers=layers, beam=beam, length=length, slider=checkpoints)
+    if out is None and _has_server():
+        folders = {model.name or "model": model} if checkpoints else dict(zip(models, [model, *(against or [])]))
+        _serve(models, folders, make, (text, target), port or 0, browser is not False)
         return
+    shown = make(text, target)
+    if out is None:
+        out = Path(tempfile.mkdtemp(prefix="regard-")) / "page.html"
+        _save(shown, out)
+        typer.echo("It is a file, since nothing is installed to serve it: pip install 'regard[serve]'.")
+        if browser is not False:
+            webbrowser.open(out.as_uri())
+        return
+    _save(shown, out)
+
+
+def _save(shown: TracePage, out: Path) -> None:
+    """Write the page to a file; Ctrl-C writes what is ready."""
     with _stoppable(shown.work, "tracing", least=_LONG) as (done, signals):
         left_out = shown.save(out, progress=done)
     without = f" Left out: {'; '.join(f'{what} ({why})' for what, why in left_out.items())}." if left_out else ""
@@ -171,26 +189,51 @@ def _generated(model: LoadedModel, text: str, beam: int | None, length: int) -> 
     return model.generate(text, max_tokens=length, temperature=0.0).removeprefix(text) if length else None
 
 
-def _serve(shown: TracePage, trace_text: TraceText, port: int, browser: bool) -> None:
-    """Serve the page until Ctrl-C."""
-    import webbrowser
+def _has_server() -> bool:
+    """Whether the packages of the `serve` extra are installed."""
+    try:
+        import regard.serve.app  # noqa: F401
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("regard"):
+            raise
+        return False
+    return True
 
-    from regard.show.server import PageServer
 
+def _serve(
+    models: dict[str, LoadedModel], folders: dict[str, Path], make: MakePage, texts: tuple[str, str | None], port: int,
+    browser: bool,
+) -> None:  # fmt: skip
+    """Serve the models with one view until Ctrl-C; of several checkpoints the last is the model."""
+    from regard.serve.app import create_app
+    from regard.serve.models import ServedModel, folder_languages
+    from regard.serve.protocol import bind, run_server
+    from regard.serve.settings import Settings
+    from regard.serve.worker import Worker
+
+    if port:
+        bind("127.0.0.1", port).close()  # said before the text is traced
+    served = {
+        name: ServedModel(name, model, Worker(model), folder, folder_languages(folder), int(time.time()))
+        for (name, folder), model in zip(folders.items(), [*models.values()][-len(folders) :])
+    }
+    settings = Settings(port=port, grace_seconds=_GRACE)
+    app = create_app(served, settings)
+    shown = make(*texts)
+    view = app.state.views.add(next(iter(served.values())).worker, make, *texts)
     with _stoppable(shown.work, "tracing", least=_LONG) as (done, _):
-        made = PageServer(shown, trace_text, port, progress=done)
-    with made as server:
-        typer.echo(f"The page is at {server.address} (Ctrl-C ends it).")
+        view.show(*texts, shown, done)
+
+    def ready(address: str) -> None:
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # Ctrl-C may cut a request short
+        page = f"{address}/attention/{view.id}/"
+        typer.echo(f"The page is at {page} (Ctrl-C ends it).")
         sys.stdout.flush()
         if browser:
-            webbrowser.open(server.address)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            try:
-                idle = server.lock.acquire(timeout=_GRACE)
-            except KeyboardInterrupt:
-                idle = False
-            if not idle:
-                os._exit(130)  # a request is running, and a thread inside torch would crash the interpreter at exit
-            raise
+            Thread(target=webbrowser.open, args=[page], daemon=True).start()
+
+    number = run_server(app, settings, on_ready=ready)
+    if any(one.worker.running for one in served.values()):
+        os._exit(128 + number)  # a thread inside torch would crash the interpreter at exit
+    if number:
+        raise KeyboardInterrupt

@@ -327,6 +327,8 @@ def override(tables: dict[str, Any], setting: str) -> None:
             raise InputError(f"{name} is {toml_value(below)}, not a table (--set {setting}). Set {name} as a whole.")
         table = below
     table[keys[-1]] = value
+    if keys == ["text", "train"]:  # files take the place of the recipe's embedded corpus
+        table.pop("corpus", None)
 
 
 def read_parts(*files: str | Path) -> tuple[type, ...]:

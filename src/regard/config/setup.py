@@ -247,6 +247,7 @@ def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str, *, wh
 
 def with_readout_for(model: Model, task: TaskBase, pool: Pool | None = None) -> Model:
     """The model with the readout of a task; to classify whole texts, an encoder-decoder keeps only its encoder."""
+    pool = pool or getattr(model.readout, "pool", None)
     own = pool or (Last() if model.shape == "decoder" else First())
     inner: Activation | None = None if model.shape == "decoder" else "tanh"
     stack = model.encoder or model.decoder

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.hypotheses import Hypothesis
 from regard.decode.inputs import (
     BATCH_TOKENS,
     add_special_tokens,
@@ -18,7 +19,7 @@ from regard.decode.inputs import (
     text_template,
 )
 from regard.decode.options import Options
-from regard.decode.search import NO_EOS, Hypothesis, StepCallback, search
+from regard.decode.search import NO_EOS, StepCallback, StoppingCriterion, search
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Source
 from regard.models.model import Network
@@ -45,6 +46,15 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenLogprobs:
+    """The log-probabilities of the tokens of a text, in nats, and of the best few tokens in the place of each."""
+
+    tokens: tuple[int, ...]
+    log_probabilities: tuple[float, ...]
+    top: tuple[tuple[tuple[int, float], ...], ...]  # per token, (token, log-probability), best first
+
+
+@dataclass(frozen=True)
 class GeneratedText:
     """A generated text, with the score and the tokens of its hypothesis."""
 
@@ -54,6 +64,7 @@ class GeneratedText:
     tokens: tuple[int, ...]
     ended: bool  # by an end token or a stop string, not by the length limit
     alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), when requested
+    logprobs: TokenLogprobs | None = None  # when requested
 
 
 def translate(
@@ -73,6 +84,25 @@ def translate(
     `first_line` is the line number of the first text, for messages. A text above `trained_length` tokens gets a `note`,
     and a translation as long as one of a text that long may have.
     """
+    requests = translation_requests(
+        network, tokenizers, texts, options, prefixes=prefixes, first_line=first_line, trained_length=trained_length,
+        note=note,
+    )  # fmt: skip
+    return generate_texts(network, tokenizers[1], requests, options, progress)
+
+
+def translation_requests(
+    network: Network,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    texts: Sequence[str],
+    options: Options,
+    *,
+    prefixes: Sequence[str] | None = None,
+    first_line: int = 1,
+    trained_length: int | None = None,
+    note: Callable[[str], None] = lambda text: None,
+) -> list[Request]:
+    """The requests to translate these texts, as `translate` makes them."""
     source, target = tokenizers
     prefixes = [""] * len(texts) if prefixes is None else prefixes
     if len(prefixes) != len(texts):
@@ -91,7 +121,7 @@ def translate(
                 request = replace(request, max_tokens=min(request.max_tokens, _most_tokens(trained_length)))
         # An empty source has an empty translation.
         requests.append(replace(request, seed=options.seed + index, max_tokens=request.max_tokens if ids else 0))
-    return generate_texts(network, target, requests, options, progress)
+    return requests
 
 
 def translation_request(
@@ -115,11 +145,14 @@ def continue_prompts(
     return generate_texts(network, tokenizer, prompt_requests(network, tokenizer, prompts, options), options, progress)
 
 
-def prompt_requests(network: Network, tokenizer: Tokenizer, prompts: Sequence[str], options: Options) -> list[Request]:
-    """The requests to continue these prompts."""
+def prompt_requests(
+    network: Network, tokenizer: Tokenizer, prompts: Sequence[str | Sequence[int]], options: Options
+) -> list[Request]:
+    """The requests to continue these prompts, which are texts or token ids; special tokens are added to both."""
     requests, start = [], len(text_template(network, tokenizer).prefix)
-    for index, ids in enumerate(tokenizer.encode_batch(prompts)):
-        prompt = add_special_tokens(network, tokenizer, ids)
+    encoded = iter(tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
+    for index, given in enumerate(prompts):
+        prompt = add_special_tokens(network, tokenizer, next(encoded) if isinstance(given, str) else given)
         check_length(network, len(prompt), f"prompt {index + 1:,}")
         max_tokens = clamp_max_tokens(network, 200 if options.max_tokens is None else options.max_tokens, len(prompt))
         requests.append(Request(prompt, None, max_tokens, options.seed + index, start))
@@ -137,29 +170,47 @@ def generate_texts(
     ablation: Ablation | None = None,
 ) -> list[list[GeneratedText]]:
     """Generate tokens and decode them to texts, without the prompts' special tokens and cut at stop strings."""
+    samples = [sample_requests(request, options) for request in requests]
+    found = generate_tokens(
+        network, [one for rows in zip(*samples) for one in rows], options, eos=end_token(tokenizer), progress=progress,
+        on_step=on_step, ablation=ablation, stopping_criterion=stopping_criterion(tokenizer, options),
+    )  # fmt: skip
+    return [
+        generated_texts(tokenizer, request, [h for row in found[index :: len(requests)] for h in row], options)
+        for index, request in enumerate(requests)
+    ]
+
+
+def end_token(tokenizer: Tokenizer) -> int:
+    """The end token of a tokenizer, or `NO_EOS`."""
+    return tokenizer.eos if tokenizer.has_eos else NO_EOS
+
+
+def stopping_criterion(tokenizer: Tokenizer, options: Options) -> StoppingCriterion | None:
+    """Whether tokens hold one of the options' stop strings; None if there are none."""
 
     def holds_stop_string(tokens: list[int]) -> bool:
         text = tokenizer.decode(tokens)
         return any(stop in text for stop in options.stop)
 
-    # One search finds the n best; n samples are drawn one by one, each with its own seed.
+    return holds_stop_string if options.stop else None
+
+
+def sample_requests(request: Request, options: Options) -> list[Request]:
+    """The searches that a request takes: one finds the n best; n samples are drawn one by one, each with its seed."""
     samples = options.n_best if options.temperature > 0 else 1
-    strides = range(0, samples * _SEED_STRIDE, _SEED_STRIDE)
-    repeated = [replace(request, seed=request.seed + stride) for stride in strides for request in requests]
-    found = generate_tokens(
-        network, repeated, options, eos=tokenizer.eos if tokenizer.has_eos else NO_EOS, progress=progress,
-        on_step=on_step, ablation=ablation, stopping_criterion=holds_stop_string if options.stop else None,
-    )  # fmt: skip
-    generated = []
-    for index, request in enumerate(requests):
-        hypotheses = [hypothesis for row in found[index :: len(requests)] for hypothesis in row]
-        hypotheses.sort(key=lambda hypothesis: -hypothesis.score)
-        prompt = request.prompt[request.special_tokens :]
-        start = len(tokenizer.decode(prompt))
-        texts = [cut_at_stop(tokenizer.decode([*prompt, *h.tokens]), start, options.stop) for h in hypotheses]
-        rows = zip(texts, hypotheses)
-        generated.append([GeneratedText(text, h.score, h.log_probability, h.tokens, h.ended) for text, h in rows])
-    return generated
+    return [replace(request, seed=request.seed + number * _SEED_STRIDE) for number in range(samples)]
+
+
+def generated_texts(
+    tokenizer: Tokenizer, request: Request, hypotheses: Sequence[Hypothesis], options: Options
+) -> list[GeneratedText]:
+    """The hypotheses of a request as texts, best first, without the prompt's special tokens and cut at stop strings."""
+    prompt = request.prompt[request.special_tokens :]
+    start = len(tokenizer.decode(prompt))
+    best_first = sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+    texts = [cut_at_stop(tokenizer.decode([*prompt, *h.tokens]), start, options.stop) for h in best_first]
+    return [GeneratedText(text, h.score, h.log_probability, h.tokens, h.ended) for text, h in zip(texts, best_first)]
 
 
 def cut_at_stop(text: str, start: int, stops: tuple[str, ...]) -> str:
@@ -174,7 +225,7 @@ def generate_tokens(
     options: Options,
     *,
     eos: int,
-    stopping_criterion: Callable[[list[int]], bool] | None = None,
+    stopping_criterion: StoppingCriterion | None = None,
     progress: Progress = QUIET,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,

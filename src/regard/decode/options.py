@@ -49,11 +49,15 @@ class Options:
     forced_eos: tuple[int, ...] = ()  # the only tokens allowed at the length limit
     renormalize_logits: bool = False  # Hugging Face's beam search: renormalize after all constraints
     extra_eos: tuple[int, ...] = ()  # end a text, in addition to the end token
+    presence_penalty: float = 0.0  # OpenAI: subtracted from the logits of tokens that were generated before
+    frequency_penalty: float = 0.0  # OpenAI: the same, once per time that they were generated
+    logit_bias: tuple[tuple[int, float], ...] = ()  # OpenAI: (token, number added to its logit)
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
             "n_best": (1, 1024), "temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1), "min_p": (0, 1),
             "min_tokens": (0, 1 << 31), "max_tokens": (0, 1 << 31), "coverage_penalty": (0, 100),
+            "presence_penalty": (-100, 100), "frequency_penalty": (-100, 100),
             **{_HUGGING_FACE[name]: limits for name, limits in LIMITS.items()},
         }  # fmt: skip
         for name, (least, most) in bounds.items():
@@ -142,29 +146,40 @@ class RandomNumbers:
         self.generators = [torch.Generator().manual_seed(seed % (1 << 63)) for seed in seeds]
         self.drawn = torch.zeros(len(seeds), 0)
 
-    def at(self, step: int) -> Tensor:
-        """-> R: each row's number at this step."""
-        while step >= self.drawn.shape[1]:
+    def at(self, step: int | Tensor) -> Tensor:
+        """-> R: each row's number at this step, or at its own step of R."""
+        self._draw(1 + (int(step.max()) if isinstance(step, Tensor) else step))
+        return self.drawn.gather(1, step.cpu()[:, None])[:, 0] if isinstance(step, Tensor) else self.drawn[:, step]
+
+    def _draw(self, count: int) -> None:
+        while count > self.drawn.shape[1]:
             more = [torch.rand(self.block, generator=generator) for generator in self.generators]
             self.drawn = torch.cat([self.drawn, torch.stack(more)], dim=1)
-        return self.drawn[:, step]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep these rows only."""
+        self.generators, self.drawn = [self.generators[row] for row in rows], self.drawn[list(rows)]
+
+    def join(self, other: RandomNumbers) -> None:
+        """Add the rows of other streams."""
+        for streams, count in ((self, other.drawn.shape[1]), (other, self.drawn.shape[1])):
+            streams._draw(count)
+        self.generators, self.drawn = [*self.generators, *other.generators], torch.cat([self.drawn, other.drawn])
 
 
 def constrain(
-    logits: Tensor, history: Tensor, options: Options, *, new_tokens: int, eos: int, at_limit: Tensor | None = None
-) -> Tensor:
+    logits: Tensor, history: Tensor, options: Options, *, new_tokens: int | Tensor, eos: int,
+    at_limit: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Apply the options' constraints to RN logits (Hugging Face: logits processors).
 
-    `history` RL is the prompt and the generated tokens (-1: no token); `new_tokens` counts the generated ones.
-    `at_limit` R marks rows that may generate one more token only.
+    `history` RL is the prompt and the generated tokens (-1: no token); `new_tokens` counts the generated ones,
+    per row R when they differ. `at_limit` R marks rows that may generate one more token only.
     """
-    suppressed = list(options.suppress_tokens)
-    if new_tokens < options.min_tokens:
-        suppressed += [token for token in (eos, *options.extra_eos) if token >= 0]
-    if new_tokens == (options.forced_bos is not None):
-        suppressed += options.begin_suppress_tokens
-    if suppressed:
-        logits = logits.index_fill(1, torch.tensor(suppressed, device=logits.device), -torch.inf)
+    ends = tuple(token for token in (eos, *options.extra_eos) if token >= 0)
+    logits = _suppress(logits, options.suppress_tokens, True)
+    logits = _suppress(logits, ends, new_tokens < options.min_tokens)
+    logits = _suppress(logits, options.begin_suppress_tokens, new_tokens == (options.forced_bos is not None))
     if options.repetition_penalty != 1.0:
         present = torch.zeros_like(logits, dtype=torch.bool)
         present.scatter_(1, history.clamp_min(0), history >= 0)
@@ -172,16 +187,40 @@ def constrain(
         present[:, 0] = (history == 0).any(dim=1)
         penalized = torch.where(logits > 0, logits / options.repetition_penalty, logits * options.repetition_penalty)
         logits = torch.where(present, penalized, logits)
+    if options.presence_penalty or options.frequency_penalty:
+        counts = _generated_counts(logits, history, new_tokens)
+        logits = logits - options.frequency_penalty * counts - options.presence_penalty * (counts > 0)
+    if options.logit_bias:
+        tokens, biases = zip(*options.logit_bias)
+        logits = logits.index_add(
+            1, torch.tensor(tokens, device=logits.device), logits.new_tensor([biases]).expand(len(logits), -1)
+        )
     if options.no_repeat_ngram:
         logits = logits.clone()
         for row, tokens in enumerate(history.tolist()):
             banned = _repeating_tokens([token for token in tokens if token >= 0], options.no_repeat_ngram)
             logits[row, banned] = -torch.inf
-    if options.forced_bos is not None and new_tokens == 0:
+    if options.forced_bos is not None and (isinstance(new_tokens, Tensor) or new_tokens == 0):
         logits = _force(logits, (options.forced_bos,), (history >= 0).sum(dim=1) == 1)
     if options.forced_eos and at_limit is not None:
         logits = _force(logits, options.forced_eos, at_limit)
     return logits
+
+
+def _generated_counts(logits: Tensor, history: Tensor, new_tokens: int | Tensor) -> Tensor:
+    """-> RN: how often each token was generated: the last `new_tokens` of a row's history, prompts left out."""
+    present = history >= 0
+    from_end = present.flip(1).cumsum(1).flip(1)
+    generated = present & (from_end <= (new_tokens[:, None] if isinstance(new_tokens, Tensor) else new_tokens))
+    return torch.zeros_like(logits).scatter_add_(1, history.clamp_min(0), generated.to(logits))
+
+
+def _suppress(logits: Tensor, tokens: tuple[int, ...], rows: bool | Tensor) -> Tensor:
+    """In the rows marked, or in all, logits minus infinity for these tokens."""
+    if not tokens or rows is False:
+        return logits
+    suppressed = logits.index_fill(1, torch.tensor(tokens, device=logits.device), -torch.inf)
+    return torch.where(rows[:, None], suppressed, logits) if isinstance(rows, Tensor) else suppressed
 
 
 def _force(logits: Tensor, tokens: tuple[int, ...], rows: Tensor) -> Tensor:

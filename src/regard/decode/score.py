@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.decode.generate import QUIET, Progress, Request, batch_requests
+from regard.decode.generate import QUIET, Progress, Request, TokenLogprobs, batch_requests
 from regard.decode.inputs import (
     Tokens,
     add_special_tokens,
@@ -73,28 +73,43 @@ def score_masked(
     return [_text_score(tokenizer.token_texts(ids), values) for ids, values in zip(rows, found)]
 
 
-@torch.inference_mode()
 def forced_log_probabilities(
     network: Network, requests: Sequence[Request], progress: Progress = QUIET
 ) -> list[list[float]]:
     """Forced decoding: the log-probability of each token of a prompt, special tokens excluded, given those before."""
-    found: list[list[float]] = [[] for _ in requests]
+    return [list(found.log_probabilities) for found in forced_logprobs(network, requests, 0, progress)]
+
+
+@torch.inference_mode()
+def forced_logprobs(
+    network: Network, requests: Sequence[Request], top: int, progress: Progress = QUIET
+) -> list[TokenLogprobs]:
+    """Forced decoding in one forward pass: as `forced_log_probabilities`, with the best `top` tokens in each place.
+
+    The first token of a prompt without special tokens has no probability, and is left out.
+    """
+    found = [TokenLogprobs((), (), ())] * len(requests)
     device = next(network.parameters()).device
     for indices in batch_requests(network, requests):
         batch = [requests[index] for index in indices]
+        if max(len(request.prompt) for request in batch) < 2:
+            continue
         ids, padding = pad([request.prompt[:-1] for request in batch], device)
         sources: dict[str, Tensor | None] = {}
         if network.shape != "decoder":
             sources["source_ids"], sources["source_padding"] = pad([request.source or () for request in batch], device)
         states = network.hidden_states(ids, padding=padding, **sources)  # type: ignore[arg-type]
         targets, _ = pad([request.prompt[1:] for request in batch], device)
-        firsts = torch.tensor([request.special_tokens - 1 for request in batch], device=device)
+        firsts = torch.tensor([max(0, request.special_tokens - 1) for request in batch], device=device)
         lengths = torch.tensor([len(request.prompt) - 1 for request in batch], device=device)
         positions = torch.arange(targets.shape[1], device=device)
         scored = (positions >= firsts[:, None]) & (positions < lengths[:, None])
-        values = log_probabilities(network, states[scored], targets[scored]).split((lengths - firsts).tolist())
-        for index, row in zip(indices, values):
-            found[index] = row.tolist()
+        counts = (lengths - firsts).clamp_min(0).tolist()
+        parts = top_log_probabilities(network, states[scored], targets[scored], top)
+        columns = (part.split(counts) for part in (targets[scored], *parts))
+        for index, tokens, values, best, names in zip(indices, *columns):
+            rows = (tuple(zip(*row)) for row in zip(names.tolist(), best.tolist()))
+            found[index] = TokenLogprobs(tuple(tokens.tolist()), tuple(values.tolist()), tuple(rows))
         progress(len(indices))
     return found
 
@@ -125,12 +140,21 @@ def masked_log_probabilities(
 
 def log_probabilities(network: Network, states: Tensor, targets: Tensor) -> Tensor:
     """PD, P -> P: the log-probability of each target, in slices that bound the memory of the logits."""
+    return top_log_probabilities(network, states, targets, 0)[0]
+
+
+def top_log_probabilities(
+    network: Network, states: Tensor, targets: Tensor, top: int
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """PD, P -> P: the log-probability of each target; Pt, Pt: the best `top` log-probabilities, and their tokens."""
     size = max(1, _LOGITS // network.vocabulary)
-    slices = [
-        network.readout(some).float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        for some, tokens in zip(states.split(size), targets.split(size))
-    ]
-    return torch.cat(slices)
+    slices = []
+    for some, tokens in zip(states.split(size), targets.split(size)):
+        values = network.readout(some).float().log_softmax(-1)
+        best = values.topk(min(top, values.shape[-1]), dim=-1)
+        slices.append((values.gather(1, tokens[:, None])[:, 0], best.values, best.indices))
+    first, second, third = (torch.cat(parts) for parts in zip(*slices))
+    return first, second, third
 
 
 def _score_requests(

@@ -1,21 +1,23 @@
 """Beam search, greedy search and sampling for every model: a batch of sentences, each with k beams, over a KV cache.
 
 What the decoder remembers between steps is its memory: the KV cache of attention, the state of a recurrent layer.
+A search advances step by step, and the sentences of another search can join it (continuous batching).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.decode.hypotheses import EMPTY, Candidates, FinishedHypotheses, Hypothesis
 from regard.decode.inputs import Tokens, pad
 from regard.decode.options import Options, Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
 from regard.errors import InputError
-from regard.layers.contract import Ablation, Context, Memory, Source, map_rows, select
+from regard.layers.contract import Ablation, Context, Memory, Source, concatenate, map_rows, select
 from regard.layers.record import Record
 from regard.models.model import Network
 
@@ -23,71 +25,8 @@ NO_EOS = -1  # the end token of a model that has none, so that only a limit ends
 _PREFILL_CHUNK = 1024  # tokens of a long prompt per call of the decoder
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """A generated sequence: the tokens after the prompt, without the end token."""
-
-    tokens: tuple[int, ...]
-    score: float  # what the search ranks by: log-probability over length penalty, plus coverage penalty
-    log_probability: float
-    ended: bool  # by an end token or a stop string, not by the length limit
-
-
-EMPTY = Hypothesis((), 0.0, 0.0, False)
-"""The result where no token can be generated."""
-
-
-@dataclass(frozen=True)
-class FinishedHypotheses:
-    """Finished hypotheses as tensors, A sentences by k (by L tokens), best first; score minus infinity: none."""
-
-    scores: Tensor
-    sums: Tensor
-    lengths: Tensor
-    ended: Tensor
-    tokens: Tensor
-
-    @classmethod
-    def empty(cls, sentences: int, size: int, device: torch.device) -> FinishedHypotheses:
-        low = torch.full((sentences, size), -torch.inf, device=device)
-        zeros = torch.zeros(sentences, size, dtype=torch.long, device=device)
-        return cls(low, low, zeros, zeros.bool(), zeros[..., None][..., :0])
-
-    def merge(self, other: FinishedHypotheses) -> FinishedHypotheses:
-        """The best k of both."""
-        _, order = torch.cat([self.scores, other.scores], dim=1).topk(self.scores.shape[1], dim=1)
-
-        def pick(mine: Tensor, theirs: Tensor) -> Tensor:
-            if mine.dim() == 2:
-                return torch.cat([mine, theirs], dim=1).gather(1, order)
-            longer = F.pad(mine, (0, theirs.shape[2] - mine.shape[2]))
-            return torch.cat([longer, theirs], dim=1).gather(1, order[..., None].expand(-1, -1, theirs.shape[2]))
-
-        return FinishedHypotheses(*(pick(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)))
-
-    def select(self, sentences: Tensor) -> FinishedHypotheses:
-        return FinishedHypotheses(*(getattr(self, f.name)[sentences] for f in fields(self)))
-
-    def n_best(self, sentence: int, count: int) -> list[Hypothesis]:
-        columns = [getattr(self, f.name)[sentence].tolist() for f in fields(self)]
-        return [
-            Hypothesis(tuple(tokens[:length]), score, total, ended)
-            for score, total, length, ended, tokens in zip(*columns)
-            if score > -torch.inf
-        ][:count]
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """The candidates of one step: A sentences by c continuations."""
-
-    sums: Tensor  # summed log-probabilities
-    parents: Tensor  # the beam that each continues
-    tokens: Tensor  # A c L, the new token last
-    eos: Tensor  # whether the new token is an end token
-    finished: Tensor  # by an end token, a stop string or the limit
-    at_limit: Tensor  # by the limit
-
+StoppingCriterion = Callable[[list[int]], bool]
+"""Whether a sentence's generated tokens hold a stop string."""
 
 StepCallback = Callable[[Tensor, Candidates, Tensor], None]
 """Called at each step with the active sentences A, the candidates, and the indices A k of those that continue."""
@@ -102,7 +41,7 @@ def search(
     limits: Sequence[int],
     source: Source | None = None,
     seeds: Sequence[int] | None = None,
-    stopping_criterion: Callable[[list[int]], bool] | None = None,
+    stopping_criterion: StoppingCriterion | None = None,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,
 ) -> list[list[Hypothesis]]:
@@ -111,60 +50,68 @@ def search(
     `seeds` gives each row its own random numbers; `stopping_criterion` tells whether a row's tokens hold a stop string;
     `ablation` switches heads of the decoder off.
     """
-    beams = _Beams(
-        network, prompts, options, eos, limits, source, seeds or range(len(prompts)), stopping_criterion, ablation
-    )
+    beams = Search(
+        network, prompts, options, eos=eos, limits=limits, source=source, seeds=seeds,
+        stopping_criteria=[stopping_criterion] * len(prompts), ablation=ablation,
+    )  # fmt: skip
     while len(beams.active):
         beams.step(on_step)
-    return beams.results
+    return [beams.results[number] for number in range(len(prompts))]
 
 
-class _Beams:
-    """The state of a beam search: A active sentences with k beams each (one until the prompt is read)."""
+class Search:
+    """The state of a beam search: A active sentences with k beams each (one until the prompt is read).
+
+    Sentences leave when they finish or are removed; those of another search with the same options `join` at any step.
+    `numbers` are the sentences' keys in `results`.
+    """
 
     def __init__(
-        self, network: Network, prompts: Tokens, options: Options, eos: int, limits: Sequence[int],
-        source: Source | None, seeds: Sequence[int], stopping_criterion: Callable[[list[int]], bool] | None,
-        ablation: Ablation | None,
+        self, network: Network, prompts: Tokens, options: Options, *, eos: int, limits: Sequence[int],
+        source: Source | None = None, seeds: Sequence[int] | None = None, numbers: Sequence[int] | None = None,
+        stopping_criteria: Sequence[StoppingCriterion | None] = (), ablation: Ablation | None = None,
     ) -> None:  # fmt: skip
-        self.network, self.options, self.eos, self.stopping_criterion = network, options, eos, stopping_criterion
+        self.network, self.options, self.eos = network, options, eos
         self.device = next(network.parameters()).device
-        self.results: list[list[Hypothesis]] = [[EMPTY] for _ in prompts]
-        self.prompt, _ = pad(prompts, self.device, value=-1)
-        self.prompt_lengths = (self.prompt >= 0).sum(dim=1)
-        self.limits = torch.tensor(list(limits), device=self.device)
-        self.active = (self.limits > 0).nonzero().flatten()
+        numbers = range(len(prompts)) if numbers is None else numbers
+        # What no token can be generated for is finished before the first step.
+        self.results: dict[int, list[Hypothesis]] = {n: [EMPTY] for n, limit in zip(numbers, limits) if limit <= 0}
+        rows = [row for row, limit in enumerate(limits) if limit > 0]
+        self.active = self.tensor([numbers[row] for row in rows])
+        self.limits = self.tensor([limits[row] for row in rows])
+        self.stopping_criteria = [stopping_criteria[row] if stopping_criteria else None for row in rows]
         self.beam = options.beam if options.temperature == 0 else 1
-        self.propose = self._proposer(seeds)
-        self.new_tokens, self.rows_per_sentence = 0, 1
-        self.finished = FinishedHypotheses.empty(len(self.active), self.beam, self.device)
-        self.tokens = torch.zeros(len(self.active), 1, 0, dtype=torch.long, device=self.device)
-        self.sums = torch.zeros(len(self.active), 1, device=self.device)
+        self.random_numbers = RandomNumbers([(seeds or range(len(prompts)))[row] for row in rows])
+        self.propose = self._proposer()
+        self.rows_per_sentence, self.started = 1, False
+        self.new_tokens: int | Tensor = 0  # generated so far; per sentence once sentences joined that have fewer
+        self.finished = FinishedHypotheses.empty(len(rows), self.beam, self.device)
+        self.tokens = torch.zeros(len(rows), 1, 0, dtype=torch.long, device=self.device)  # -1 after a sentence's last
+        self.sums = torch.zeros(len(rows), 1, device=self.device)
         self.memory: Memory = None  # the KV cache
-        self._set_prompts(source, ablation)
+        if len(rows) < len(prompts):
+            source = map_rows(lambda tensor: tensor[self.tensor(rows)], source)
+        self._set_prompts([prompts[row] for row in rows], source, ablation)
 
-    def _proposer(self, seeds: Sequence[int]) -> Propose:
+    def tensor(self, numbers: Sequence[int]) -> Tensor:
+        return torch.tensor(list(numbers), dtype=torch.long, device=self.device)
+
+    def _proposer(self) -> Propose:
         if self.options.temperature == 0:
             return greedy if self.beam == 1 else beam_candidates(self.beam, 1 + len(self.options.extra_eos))
-        streams = RandomNumbers(seeds)
-        return sample(self.options, lambda: streams.at(self.new_tokens)[self.active.cpu()])
+        return sample(self.options, lambda: self.random_numbers.at(self.new_tokens))
 
-    def _set_prompts(self, source: Source | None, ablation: Ablation | None) -> None:
+    def _set_prompts(self, prompts: Tokens, source: Source | None, ablation: Ablation | None) -> None:
         """Set the decoder's first input: the prompts of the active sentences."""
-        if len(self.active) < len(self.results):
-            self.prompt, self.prompt_lengths, self.limits = (
-                part[self.active] for part in (self.prompt, self.prompt_lengths, self.limits)
-            )
-            source = map_rows(lambda tensor: tensor[self.active], source)
-        self.longest_prompt = int(self.prompt_lengths.max()) if len(self.prompt_lengths) else 0
-        self.equal_lengths = bool((self.prompt_lengths == self.longest_prompt).all())
-        self.prompt = self.prompt[:, : self.longest_prompt]
+        self.prompt, padding = pad(prompts or [[-1]], self.device, value=-1)
+        self.prompt_lengths = self.tensor([*map(len, prompts)])
+        self.longest_prompt = max(map(len, prompts), default=0)
+        self.equal_lengths = padding is None
         self.input_ids = self.prompt.clamp_min(0)
-        padding = None if self.equal_lengths else self.prompt >= 0
         self.context = Context(source=source, remember=True, padding=padding, ablation=ablation)
         self.coverage: Tensor | None = None
         if self.options.coverage_penalty > 0 and source is not None:
-            self.coverage = torch.zeros(len(self.active), 1, source.states.shape[1], device=self.device)
+            self.coverage = torch.zeros(len(prompts), 1, source.states.shape[1], device=self.device)
 
     def step(self, on_step: StepCallback | None = None) -> None:
         """One step of beam search: run the decoder, propose candidates, keep the best, drop finished sentences."""
@@ -178,23 +125,31 @@ class _Beams:
     def candidates(self) -> Candidates:
         log_probabilities = self.next_log_probabilities().unflatten(0, (len(self.active), self.rows_per_sentence))
         sums, parents, chosen = self.propose(log_probabilities, self.sums)
-        self.new_tokens += 1
         generated = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
-        tokens = torch.cat([generated, chosen[..., None]], dim=2)
+        tokens = self.append(generated, chosen)
+        self.new_tokens = self.new_tokens + 1
         eos = chosen == self.eos
         for extra in self.options.extra_eos:
             eos |= chosen == extra
         finished = eos | self.meets_stopping_criterion(tokens, eos)
         at_limit = (self.new_tokens >= self.limits)[:, None] & ~finished
-        return Candidates(sums, parents, tokens, eos, finished | at_limit, at_limit)
+        return Candidates(sums, parents, tokens, eos, finished | at_limit, at_limit, log_probabilities)
+
+    def append(self, generated: Tensor, chosen: Tensor) -> Tensor:
+        """A c L and A c -> A c L: each sentence's tokens with its new one after its last."""
+        if isinstance(self.new_tokens, int):
+            return torch.cat([generated, chosen[..., None]], dim=2)
+        longer = F.pad(generated, (0, 1 + int(self.new_tokens.max()) - generated.shape[2]), value=-1)
+        slots = self.new_tokens[:, None, None].expand(-1, chosen.shape[1], 1)
+        return longer.scatter(2, slots, chosen[..., None])
 
     def next_log_probabilities(self) -> Tensor:
         """-> RN: the log-probabilities of each row's next token, under the options' constraints."""
         record = None if self.coverage is None else Record(lambda name: name.endswith("cross"))
         self.context = replace(self.context, record=record)
         last = torch.zeros(len(self.input_ids), dtype=torch.long, device=self.device)
-        if self.new_tokens == 0:
-            last = self.prompt_lengths - 1 - self.prefill()
+        if not self.started:
+            last, self.started = self.prompt_lengths - 1 - self.prefill(), True
         states, self.memory = self.network.decode(self.input_ids, self.context, self.memory)
         logits = self.network.readout(states[torch.arange(len(states), device=self.device), last]).float()
         if record is not None and self.coverage is not None:
@@ -229,32 +184,57 @@ class _Beams:
         at_limit = None
         if self.options.forced_eos:
             at_limit = (self.new_tokens + 1 >= self.limits).repeat_interleave(self.rows_per_sentence)
-        return constrain(logits, history, self.options, new_tokens=self.new_tokens, eos=self.eos, at_limit=at_limit)
+        count = self.new_tokens
+        count = count if isinstance(count, int) else count.repeat_interleave(self.rows_per_sentence)
+        return constrain(logits, history, self.options, new_tokens=count, eos=self.eos, at_limit=at_limit)
 
     def meets_stopping_criterion(self, tokens: Tensor, eos: Tensor) -> Tensor:
         """Which candidates hold a stop string."""
-        if self.stopping_criterion is None:
+        if not any(self.stopping_criteria):
             return torch.zeros_like(eos)
-        stopped = [self.stopping_criterion(row) for row in tokens.flatten(0, 1).tolist()]
-        return torch.tensor(stopped, device=self.device).view_as(eos) & ~eos
+        lengths = self.generated_lengths()
+        stopped = [
+            [criterion is not None and criterion(row[:length]) for row in rows]
+            for rows, criterion, length in zip(tokens.tolist(), self.stopping_criteria, lengths)
+        ]
+        return torch.tensor(stopped, device=self.device) & ~eos
+
+    def generated_lengths(self) -> list[int]:
+        """The number of tokens that each active sentence has generated."""
+        counts = self.new_tokens
+        found: list[int] = [counts] * len(self.active) if isinstance(counts, int) else counts.tolist()
+        return found
+
+    def last_tokens(self, candidates: Candidates) -> Tensor:
+        """-> A: the new token of each sentence's best candidate."""
+        if isinstance(self.new_tokens, int):
+            return candidates.tokens[:, 0, self.new_tokens - 1]
+        return candidates.tokens[:, 0].gather(1, self.new_tokens[:, None] - 1)[:, 0]
 
     def collect_finished(self, candidates: Candidates) -> None:
         """Add finished candidates among the best `beam` to the finished hypotheses of their sentence."""
         ranks = torch.arange(candidates.sums.shape[1], device=self.device)
-        scores = candidates.sums / self.options.penalty(float(self.new_tokens))
+        lengths = self.new_tokens if isinstance(self.new_tokens, int) else self.new_tokens[:, None]
+        scores = candidates.sums / self.length_penalty(lengths)
         if self.coverage is not None:
             scores = scores + self.coverage_penalty().gather(1, candidates.parents)
         scores = scores.masked_fill(~candidates.finished | (ranks >= self.beam), -torch.inf)
-        lengths = self.new_tokens - candidates.eos.long()
         ended = candidates.finished & ~candidates.at_limit
-        new = FinishedHypotheses(scores, candidates.sums, lengths, ended, candidates.tokens)
+        without_end = lengths - candidates.eos.long()
+        new = FinishedHypotheses(scores, candidates.sums, without_end, ended, candidates.tokens)
         self.finished = self.finished.merge(new)
+
+    def length_penalty(self, lengths: int | Tensor) -> float | Tensor:
+        """The length penalty, computed in double precision whether lengths are equal or not."""
+        if isinstance(lengths, int):
+            return self.options.penalty(float(lengths))
+        return self.options.penalty(lengths.double()).float()
 
     def keep_best(self, candidates: Candidates) -> Tensor:
         """Keep the best `beam` unfinished candidates; -> A k: their indices."""
         unfinished = candidates.sums.masked_fill(candidates.finished, -torch.inf)
         self.sums, order = unfinished.topk(self.beam, dim=1)
-        self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, self.new_tokens))
+        self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, candidates.tokens.shape[2]))
         return order
 
     def drop_finished(self, parents: Tensor) -> None:
@@ -271,15 +251,72 @@ class _Beams:
         if self.coverage is not None:
             self.coverage = self.coverage.flatten(0, 1)[rows[stay]]
         if dropping:
-            source = map_rows(lambda tensor: tensor.index_select(0, stay), self.context.source)
-            self.context = replace(self.context, source=source)
-            self.finished = self.finished.select(stay)
-            self.tokens, self.sums, self.active = self.tokens[stay], self.sums[stay], self.active[stay]
-            self.limits, self.prompt = self.limits[stay], self.prompt[stay]
-            self.prompt_lengths = self.prompt_lengths[stay]
-            self.longest_prompt = int(self.prompt_lengths.max()) if len(stay) else self.longest_prompt
+            self.keep(stay)
         self.rows_per_sentence = self.beam
         self.advance()
+
+    def keep(self, stay: Tensor) -> None:
+        """Keep the state of these active sentences only, except for their memory and coverage."""
+        source = map_rows(lambda tensor: tensor.index_select(0, stay), self.context.source)
+        self.context = replace(self.context, source=source)
+        self.finished = self.finished.select(stay)
+        self.tokens, self.sums, self.active = self.tokens[stay], self.sums[stay], self.active[stay]
+        self.limits, self.prompt = self.limits[stay], self.prompt[stay]
+        self.prompt_lengths = self.prompt_lengths[stay]
+        self.longest_prompt = int(self.prompt_lengths.max()) if len(stay) else self.longest_prompt
+        kept = stay.tolist()
+        self.stopping_criteria = [self.stopping_criteria[row] for row in kept]
+        self.random_numbers.select(kept)
+        if isinstance(self.new_tokens, Tensor):
+            self._set_counts(self.new_tokens[stay])
+
+    def remove(self, numbers: Sequence[int]) -> None:
+        """Drop these sentences without a result, after any step."""
+        known = self.active.tolist()
+        stay = self.tensor([index for index, number in enumerate(known) if number not in set(numbers)])
+        if len(stay) == len(known):
+            return
+        rows = stay[:, None] * self.beam + torch.arange(self.beam, device=self.device)
+        self.memory = select(self.memory, rows.flatten(), stay)
+        self.coverage = None if self.coverage is None else self.coverage[stay]
+        self.keep(stay)
+        self.advance()
+
+    def can_join(self, other: Search) -> bool:
+        """Whether `join` gives the results of both searches: equal options, and output that no padding changes."""
+        own, theirs = (joinable_options(search.options) for search in (self, other))
+        same = self.network is other.network and self.eos == other.eos and own == theirs
+        return same and self.network.description.incremental and self.context.ablation == other.context.ablation
+
+    def join(self, other: Search) -> None:
+        """Take over the active sentences of another search; both have advanced by one step at least."""
+        assert self.started
+        assert other.started
+        assert self.can_join(other)
+        self.memory = concatenate(self.memory, other.memory)
+        self.coverage = concatenate(self.coverage, other.coverage)
+        source = _join_sources(self.context.source, other.context.source)
+        self.context = replace(self.context, source=source)
+        self.finished = self.finished.join(other.finished)
+        self.tokens, self.prompt = _pad_and_join(self.tokens, other.tokens), _pad_and_join(self.prompt, other.prompt)
+        counts = [*self.generated_lengths(), *other.generated_lengths()]
+        for name in ("active", "sums", "limits", "prompt_lengths"):
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        self.stopping_criteria = [*self.stopping_criteria, *other.stopping_criteria]
+        self.random_numbers.join(other.random_numbers)
+        self.results |= other.results
+        self.longest_prompt = max(self.longest_prompt, other.longest_prompt)
+        self._set_counts(self.tensor(counts))
+        self.advance()
+
+    def _set_counts(self, counts: Tensor) -> None:
+        """Set how many tokens each sentence has generated: one number while all have the same."""
+        equal = len(counts) > 0 and bool((counts == counts[0]).all())
+        self.new_tokens = int(counts[0]) if equal else counts
+        self.equal_lengths = bool((self.prompt_lengths == self.longest_prompt).all())
+        self.prompt = self.prompt[:, : self.longest_prompt]
+        if equal:
+            self.tokens = self.tokens[:, :, : int(counts[0])]
 
     def can_improve(self) -> Tensor:
         """The sentences in which an unfinished hypothesis may still beat the worst finished one (early stopping).
@@ -290,7 +327,7 @@ class _Beams:
         """
         exact = self.options.early_stopping == "never"
         longest = exact and self.options.length_penalty > 0
-        length = self.limits if longest else torch.full_like(self.limits, self.new_tokens + (1 if exact else 0))
+        length = self.limits if longest else torch.zeros_like(self.limits) + self.new_tokens + (1 if exact else 0)
         bound = self.sums[:, 0] / self.options.penalty(length.float())
         if self.options.early_stopping is True:
             bound = torch.where(self.sums[:, 0] > -torch.inf, torch.inf, bound)
@@ -300,11 +337,23 @@ class _Beams:
 
     def advance(self) -> None:
         """Set the next input: one token per row, at the position after the last."""
+        if isinstance(self.new_tokens, Tensor):
+            self._advance_each(self.new_tokens)
+            return
         self.input_ids = self.tokens[:, :, self.new_tokens - 1].reshape(-1, 1)
         start: int | Tensor = self.longest_prompt + self.new_tokens - 1
         if not self.equal_lengths:
             start = (self.prompt_lengths + self.new_tokens - 1).repeat_interleave(self.rows_per_sentence)
         self.context = replace(self.context, start=start, end=self.longest_prompt + self.new_tokens, padding=None)
+
+    def _advance_each(self, counts: Tensor) -> None:
+        """As `advance`, where sentences have generated different numbers of tokens."""
+        last = (counts - 1)[:, None, None].expand(-1, self.rows_per_sentence, 1)
+        self.input_ids = self.tokens.gather(2, last).reshape(-1, 1)
+        ends = self.prompt_lengths + counts
+        first, end = (int(ends.min()), int(ends.max())) if len(ends) else (0, 0)
+        start = end - 1 if first == end else (ends - 1).repeat_interleave(self.rows_per_sentence)
+        self.context = replace(self.context, start=start, end=end, padding=None)
 
     def coverage_penalty(self) -> Tensor:
         """-> A k: the coverage penalty for source tokens that got little attention (Wu 2016, equation 14)."""
@@ -314,3 +363,30 @@ class _Beams:
         if self.context.source.padding is not None:
             missed = missed.masked_fill(~self.context.source.padding[:, None], 0.0)
         return self.options.coverage_penalty * missed.sum(dim=-1)
+
+
+def joinable_options(options: Options) -> Options:
+    """What the options of two searches must have in common to be joined; the rest belongs to each sentence."""
+    samples = 1 if options.temperature > 0 else options.n_best
+    return replace(options, seed=0, max_tokens=None, stop=(), n_best=samples)
+
+
+def _join_sources(one: Source | None, other: Source | None) -> Source | None:
+    """The sources of both, with padding where their lengths differ."""
+    if one is None or other is None:
+        return None
+    sources = one, other
+    if one.states.shape[1] != other.states.shape[1] or any(source.padding is not None for source in sources):
+        one, other = (
+            source if source.padding is not None
+            else replace(source, padding=torch.ones_like(source.states[..., 0], dtype=torch.bool))
+            for source in sources
+        )  # fmt: skip
+    joined: Source = concatenate(one, other)
+    return joined
+
+
+def _pad_and_join(one: Tensor, other: Tensor) -> Tensor:
+    """Rows of tokens of both, -1 after the last of each row."""
+    joined: Tensor = concatenate(one + 1, other + 1) - 1
+    return joined

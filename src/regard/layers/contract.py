@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
@@ -243,6 +244,27 @@ def select(memory: Memory, rows: Tensor, sentences: Tensor | None = None) -> Mem
         return tensor if sentences is None else tensor.index_select(0, sentences)
 
     return map_rows(lambda tensor: tensor.index_select(0, rows), memory, shared=keep)
+
+
+def concatenate(one: Memory, other: Memory) -> Memory:
+    """The rows of two memories of the same structure, one after the other, under `Shared` too.
+
+    Where sizes differ, zeros are added on the right: slot = position, so these slots are unused; a mask is False there.
+    """
+    mine, theirs = leaves(one), leaves(other)
+    if len(mine) != len(theirs):
+        raise TypeError(f"memories of {len(mine)} and {len(theirs)} tensors have no rows to put together")
+    return with_leaves(one, [*map(_concatenate_rows, mine, theirs)])
+
+
+def _concatenate_rows(one: Tensor, other: Tensor) -> Tensor:
+    sizes = [max(both) for both in zip(one.shape, other.shape)][1:]
+
+    def padded(tensor: Tensor) -> Tensor:
+        missing = [size - had for size, had in zip(sizes, tensor.shape[1:])]
+        return F.pad(tensor, [side for count in reversed(missing) for side in (0, count)]) if any(missing) else tensor
+
+    return torch.cat([padded(one), padded(other)])
 
 
 def detach(memory: Memory) -> Memory:

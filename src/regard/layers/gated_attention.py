@@ -18,10 +18,18 @@ from regard.layers.scores import Dot
 
 @dataclass(frozen=True)
 class StateCache:
-    """The states that later queries can attend to: BSD, and the slot of the first, the same in every row: B."""
+    """The states that later queries can attend to: BSD, and the slot of each row's first: B.
+
+    It is the same in every row, unless rows of several searches were put together.
+    """
 
     states: Tensor
     first: Tensor
+
+    def first_slot(self) -> int | Tensor:
+        """The slot of the first state, per row if they differ."""
+        slots = self.first.tolist()
+        return slots[0] if len(set(slots)) == 1 else self.first
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,11 @@ class GatedAttentionLayer(Sublayer):
     def forward(
         self, x: Tensor, context: Context, memory: StateCache | None = None
     ) -> tuple[Tensor, StateCache | None]:  # fmt: skip
-        length, first = x.shape[1], 0 if memory is None else int(memory.first[0])
-        if first:  # from here on slots are counted from the first that is cached
+        length, first = x.shape[1], 0 if memory is None else memory.first_slot()
+        if isinstance(first, Tensor):  # from here on slots are counted from the first that is cached
+            start = context.start - first
+            context = replace(context, start=start, end=int(start.max()) + length)
+        elif first:
             end = None if context.end is None else context.end - first
             context = replace(context, start=context.start - first, end=end)
         states = x if memory is None else write_memory(memory.states, x, context, dim=1)
@@ -67,7 +78,7 @@ class GatedAttentionLayer(Sublayer):
         # A gate on keys can gate the queries instead, and a gate on values the output.
         q = self.norm(self.query(x)) * (self.query_gate.sigmoid() * self.key_gate.sigmoid())
         q, k = split_heads(q, self.heads), split_heads(keys, self.heads)
-        y = self.attend(q, k, context, memory is None, first)
+        y = self.attend(q, k, context, memory is None, first if isinstance(first, int) else 0)
         cache = self.trim(states, first, context, length) if context.remember else None
         return merge_heads(y) * self.output_gate(), cache
 
@@ -89,12 +100,23 @@ class GatedAttentionLayer(Sublayer):
         product: Tensor = gate.sigmoid() * candidate.tanh()
         return product
 
-    def trim(self, states: Tensor, first: int, context: Context, length: int) -> StateCache:
+    def trim(self, states: Tensor, first: int | Tensor, context: Context, length: int) -> StateCache:
         """Drop states that no later query can attend to, a quarter of a window at a time: each drop copies the rest."""
         ends: Tensor | int = context.start + length
+        if isinstance(first, Tensor):
+            return self.trim_rows(states, first, torch.as_tensor(ends, device=states.device))
         if context.padding is not None:
             ends = context.start + context.padding.sum(1)
         beyond = (int(ends.min()) if isinstance(ends, Tensor) else ends) - self.pattern.length
         if beyond > self.pattern.length // 4:
             states, first = states[:, beyond:].contiguous(), first + beyond
         return StateCache(states, torch.full((len(states),), first, device=states.device))
+
+    def trim_rows(self, states: Tensor, first: Tensor, ends: Tensor) -> StateCache:
+        """As `trim`, where the rows' first slots differ: each row drops its own states, up to the end of its window."""
+        beyond = (ends - self.pattern.length).clamp_min(0)
+        if int(beyond.max()) > self.pattern.length // 4:
+            kept = torch.arange(int((ends - beyond).max()), device=states.device)
+            slots = (kept + beyond[:, None]).clamp_max(states.shape[1] - 1)
+            states, first = states.gather(1, slots[..., None].expand(-1, -1, states.shape[2])), first + beyond
+        return StateCache(states, first)

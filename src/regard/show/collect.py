@@ -289,3 +289,11 @@ class Collector:
         if self._last_head[:2] != (name, head):
             self._last_head = name, head, [(part.head(head), part.queries) for part in self._last_layer[1]]
         return self._last_head[2]
+
+
+def max_pool(weights: Tensor, rows: int, columns: int) -> Tensor:
+    """T x S -> at most rows x columns tiles, the maximum of each."""
+    height, width = (max(1, -(-length // most)) for length, most in zip(weights.shape, (rows, columns)))
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % width, 0, -weights.shape[0] % height))
+    tiles: Tensor = padded.unflatten(1, (-1, width)).unflatten(0, (-1, height))
+    return tiles.amax((1, 3))

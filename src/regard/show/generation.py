@@ -13,9 +13,9 @@ from torch import Tensor
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.fill import encode_sentinels
 from regard.decode.generate import QUIET, GeneratedText, Progress, generate_texts, prompt_requests, translation_request
+from regard.decode.hypotheses import Candidates
 from regard.decode.inputs import add_special_tokens, check_length, require_capability
 from regard.decode.options import Options
-from regard.decode.search import Candidates
 from regard.errors import InputError
 from regard.models.model import Network
 from regard.show.collect import Stopped

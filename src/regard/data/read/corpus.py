@@ -214,7 +214,7 @@ def concatenate_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
 
 
 def embedded_corpus(name: str, split: Split) -> Corpus:
-    """A corpus that needs no download: "dates" (pairs) or "python" (one document per file)."""
+    """A corpus that needs no download: "dates" (pairs), "languages" (labelled texts) or "python" (documents)."""
     if name == "dates":
         from regard.data.corpora.dates import date_lines
 
@@ -225,7 +225,13 @@ def embedded_corpus(name: str, split: Split) -> Corpus:
         from regard.data.corpora.python_source import python_documents
 
         return Corpus([text for _, text in python_documents(split)], None, (name,))
-    raise InputError(f'no embedded corpus is called "{name}" (text.corpus). {suggest(name, ["dates", "python"])}')
+    if name == "languages":
+        from regard.data.corpora.languages import language_lines
+
+        labelled = language_lines(split)
+        return Corpus([line.text for line in labelled], [line.language for line in labelled], (name,))
+    known = ["dates", "languages", "python"]
+    raise InputError(f'no embedded corpus is called "{name}" (text.corpus). {suggest(name, known)}')
 
 
 def _read_music(path: str, split: Split, transpose: int) -> Corpus:

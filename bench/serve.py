@@ -1,0 +1,129 @@
+"""Serving: many clients against offline batched decoding, a lone request against direct decoding, the first token."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any
+
+from bench.clients import together
+from bench.harness import Result, compare, per_second
+from regard.api import LoadedModel
+from regard.decode.generate import translation_requests
+from regard.serve.app import create_app
+from regard.serve.protocol import bind, make_server
+from regard.serve.settings import Settings
+from regard.serve.worker import Worker
+
+_READY = 60.0  # seconds until a server must answer
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The speeds, and the answers that differ from those of offline decoding."""
+
+    throughput: Result
+    lone: Result
+    first: list[float]  # seconds until the first token of a stream
+    whole: list[float]  # seconds of the whole stream
+    different: int
+
+
+def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: int, alone: int) -> Serving:
+    """Offline decoding, clients of the worker and clients over HTTP, in turns; then single requests and streams.
+
+    `alone` is the number of texts of the lone requests and of the streams.
+    """
+    some, answers = list(texts[:alone]), {}
+    with served(model, clients) as (worker, port):
+
+        def offline() -> float:
+            answers["offline"] = model.translate(list(texts))
+            return len(texts)
+
+        def over_http() -> float:
+            found = ask(do="all", port=port, texts=list(texts), clients=clients)
+            answers["HTTP"] = found["texts"]
+            return float(len(texts) / found["seconds"])
+
+        def direct() -> float:
+            for text in some:
+                model.translate(text)
+            return len(some)
+
+        def lone() -> float:
+            return float(len(some) / sum(ask(do="lone", port=port, texts=some)["seconds"]))
+
+        throughput = compare(
+            "serving",
+            {
+                "offline": per_second(offline),
+                f"{clients} clients of the worker": per_second(lambda: through_worker(model, worker, texts, clients)),
+                f"{clients} clients over HTTP": over_http,
+            },
+            rounds,
+        )
+        single = compare("lone", {"direct": per_second(direct), "over HTTP": lone}, rounds)
+        streams = ask(do="first", port=port, texts=some)
+    different = sum(one != other for one, other in zip(answers["offline"], answers["HTTP"]))
+    return Serving(throughput, single, streams["first"], streams["whole"], different)
+
+
+def through_worker(model: LoadedModel, worker: Worker, texts: Sequence[str], clients: int) -> float:
+    """All texts, each client with one job at a time."""
+    options, left = model.defaults(), iter(range(len(texts)))
+
+    def client() -> None:
+        for index in left:  # a range iterator is safe to share between threads
+            requests = translation_requests(model.network, model.tokenizers, [texts[index]], options)
+            worker.generate(requests, options).future.result()
+
+    together([client] * clients)
+    return len(texts)
+
+
+@contextmanager
+def served(model: LoadedModel, clients: int) -> Iterator[tuple[Worker, int]]:
+    """The model over HTTP on a free port until the end of the block; -> its worker and the port."""
+    settings, listening = Settings(port=0, max_waiting=max(64, clients)), bind("127.0.0.1", 0)
+    app = create_app({"served": model}, settings)
+    server, port = make_server(app, settings), int(listening.getsockname()[1])
+    thread = Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        ends = time.monotonic() + _READY
+        while not app.state.models.ready and time.monotonic() < ends:
+            time.sleep(0.02)
+        yield app.state.models["served"].worker, port
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def ask(**wanted: object) -> dict[str, Any]:
+    """What clients in a process of their own measured."""
+    command = [sys.executable, "-m", "bench.clients"]
+    run = subprocess.run(command, input=json.dumps(wanted), capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def facts(found: Serving, clients: int) -> dict[str, str]:
+    """What the row says besides its table."""
+    over = found.throughput.ratio(f"{clients} clients over HTTP", "offline")
+    lone = found.lone.ratio("direct", "over HTTP")
+    first, whole = (1000 * statistics.median(seconds) for seconds in (found.first, found.whole))
+    return {
+        "throughput": f"{over.median:.2f} ({over.low:.2f} to {over.high:.2f}) of offline decoding, over HTTP",
+        "a lone request": f"takes {lone.median:.2f} ({lone.low:.2f} to {lone.high:.2f}) times as long as decoding it "
+        "directly",
+        "stream": f"first token after {first:.0f} ms, all after {whole:.0f} ms (greedy, medians)",
+        "answers": f"{found.different:,} differ from those of offline decoding",
+    }

@@ -1,0 +1,190 @@
+"""Streams of completions: server-sent events with the text that is certain so far, as the worker decodes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import StreamingResponse
+
+from regard.decode.generate import GeneratedText
+from regard.serve.completions import Piece, Plan, Prompt, completion_text, generated_pieces, logprobs_of
+from regard.serve.refusal import refusal_of
+
+if TYPE_CHECKING:
+    from regard.decode.continuous import Partial
+    from regard.serve.worker import Job
+
+Chunk = dict[str, Any]
+Found = list[list[GeneratedText]]
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events; its job ends with it, however it ends."""
+
+    def __init__(self, events: AsyncIterator[str], job: Job[Found] | None) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self.job = job
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if self.job is not None:
+                self.job.cancel()
+
+
+class Progress:
+    """The newest tokens of each row; the worker's thread writes them, the event loop reads them.
+
+    A slow reader costs no memory: newer tokens replace those that it has not read.
+    """
+
+    def __init__(self) -> None:
+        self.loop, self.event = asyncio.get_running_loop(), asyncio.Event()
+        self.newest: dict[int, Partial] = {}
+
+    def on_token(self, row: int, partial: Partial) -> None:
+        """Called in the worker's thread."""
+        self.loop.call_soon_threadsafe(self._note, row, partial)
+
+    def _note(self, row: int, partial: Partial) -> None:
+        self.newest[row] = partial
+        self.event.set()
+
+    def take(self) -> dict[int, Partial]:
+        """What is new since it was last taken."""
+        self.event.clear()
+        found, self.newest = self.newest, {}
+        return found
+
+
+@dataclass
+class Row:
+    """What was sent of one row: a text that only grows."""
+
+    plan: Plan
+    prompt: Prompt
+    offset: int  # of the completion in the choice's text: behind the prompt, if that is echoed
+    sent: str = ""
+    pieces: int = 0
+
+    def advance(self, partial: Partial) -> tuple[str, list[Piece]]:
+        """The text that is certain by now and was not sent yet, and its tokens."""
+        before = () if self.plan.served.can("translate") else self.prompt.ids
+        text = self.plan.tokenizer.decode([*before, *partial.tokens])
+        certain = certain_text(completion_text(self.plan, self.prompt, text), self.plan.options.stop)
+        return self._send(certain, partial.logprobs, complete=False)
+
+    def finish(self, text: GeneratedText) -> tuple[str, list[Piece]]:
+        """The rest of the text, and its tokens."""
+        whole = completion_text(self.plan, self.prompt, text.text)
+        return self._send(whole, text.logprobs, complete=True)
+
+    def _send(self, text: str, logprobs: Any, *, complete: bool) -> tuple[str, list[Piece]]:
+        if not text.startswith(self.sent):
+            if not complete:
+                return "", []
+            text = self.sent  # cannot happen with a decoder that only appends; what was sent cannot be taken back
+        new, self.sent = text[len(self.sent) :], text
+        if self.plan.top is None or logprobs is None or not (new or complete):
+            return new, []
+        pieces = generated_pieces(self.plan, self.prompt, logprobs, end=len(text), offset=self.offset)
+        if not complete:
+            pieces = [piece for piece in pieces if piece.offset - self.offset + len(piece.text) <= len(text)]
+        fresh = pieces[self.pieces :]
+        self.pieces = max(self.pieces, len(pieces))
+        return new, fresh
+
+
+def certain_text(text: str, stops: Sequence[str]) -> str:
+    """A text without its end, as far as the next tokens may change it: half a character, or the start of a stop."""
+    for stop in stops:
+        if (end := text.find(stop)) >= 0:
+            text = text[:end]
+    text = text.rstrip("\ufffd")
+    held = 0
+    for stop in stops:
+        sizes = range(min(len(stop) - 1, len(text)), 0, -1)
+        held = max(held, next((size for size in sizes if text.endswith(stop[:size])), 0))
+    return text[: len(text) - held]
+
+
+async def events(
+    plan: Plan,
+    job: Job[Found] | None,
+    progress: Progress,
+    *,
+    frame: Callable[[list[Chunk]], Chunk],
+    echoed: Sequence[tuple[str, list[Piece]]],
+    usage: Callable[[Found], Chunk] | None,
+    done: Callable[[Found], None],
+) -> AsyncIterator[str]:
+    """The events of a stream: chunks of text per choice, how each ended, the usage if asked, and [DONE]."""
+    for index, (text, pieces) in enumerate(echoed):
+        for number in range(index * plan.choices, (index + 1) * plan.choices):
+            yield event(frame([choice(number, text, logprobs_of(plan, pieces))]))
+    found: Found = [[] for _ in plan.requests]
+    rows = [Row(plan, plan.prompts[index // plan.rows], _offset(plan, index)) for index in range(len(plan.requests))]
+    try:
+        if job is not None:
+            future = asyncio.wrap_future(job.future)
+            while not future.done():
+                changed = asyncio.ensure_future(progress.event.wait())
+                either: set[asyncio.Future[Any]] = {future, changed}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                for row, partial in sorted(progress.take().items()):
+                    text, pieces = await asyncio.to_thread(rows[row].advance, partial)
+                    for number in numbers(plan, row) if text or pieces else ():
+                        yield event(frame([choice(number, text, logprobs_of(plan, pieces))]))
+            found = future.result()
+    except Exception as error:
+        yield f"data: {refusal_of(error).body('/v1').decode()}\n\n"
+        return
+    done(found)
+    for chunk in await asyncio.to_thread(_last_chunks, plan, rows, found):
+        yield event(frame([chunk]))
+    if usage is not None:
+        yield event({**frame([]), "usage": usage(found)})
+    yield "data: [DONE]\n\n"
+
+
+def _last_chunks(plan: Plan, rows: Sequence[Row], found: Found) -> list[Chunk]:
+    """The rest of every choice, and how it ended."""
+    chunks = []
+    for index, row in enumerate(rows):
+        texts = found[index][: plan.choices] if plan.rows == 1 else found[index][:1]
+        places = numbers(plan, index)
+        if plan.streams or not texts:
+            rest, pieces = row.finish(texts[0]) if texts else ("", [])
+            ended = "stop" if texts and texts[0].ended else "length"
+            chunks += [choice(number, rest, logprobs_of(plan, pieces), ended) for number in places]
+            continue
+        for number, text in zip(places, [*texts, *texts[:1] * (len(places) - len(texts))]):
+            rest, pieces = Row(plan, row.prompt, row.offset).finish(text)
+            chunks.append(choice(number, rest, logprobs_of(plan, pieces), "stop" if text.ended else "length"))
+    return chunks
+
+
+def numbers(plan: Plan, row: int) -> range:
+    """The choices that a row belongs to: one of its own, or all of its prompt's."""
+    return range(row, row + 1) if plan.rows > 1 else range(row * plan.choices, (row + 1) * plan.choices)
+
+
+def _offset(plan: Plan, row: int) -> int:
+    return len(plan.prompts[row // plan.rows].text) if plan.echo else 0
+
+
+def choice(index: int, text: str, logprobs: Any, finish_reason: str | None = None) -> Chunk:
+    """One choice, or a part of it."""
+    return {"text": text, "index": index, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def event(value: Chunk) -> str:
+    """A server-sent event."""
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
