@@ -67,10 +67,11 @@ check: .venv/developing  ## format, lint, types, layers, fast tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto -m "not slow and not storm"
 
-storm: .venv/developing  ## runs killed at random, at every point of saving, on full disks; a thousand damaged files
+storm: .venv/developing  ## runs killed at random, full disks, damaged files, a server under load and a soak of half an hour
 	$(BIN)/python tests/storm.py --runs 20 --kills 5
 	$(BIN)/python tests/disk.py
 	$(BIN)/python tests/fuzz.py
+	$(BIN)/python tests/serving.py
 	$(BIN)/pytest -n auto -m storm
 	$(BIN)/python -W ignore tests/pipelines.py
 

@@ -65,7 +65,7 @@ def test_white_space_inside_a_segment_is_one_space_for_the_model():
         ("plain text", ["plain text"]),
         ("a < b <3 and <", ["a < b <3 and <"]),
         ("<p>a</p", ["a"]),
-        ("<p>a<b c='>", ["a"]),
+        ("<p>a<b c='>d", ["a"]),
         ("a<!-- b", ["a"]),
         ("a<!-->b", ["a", "b"]),
         ("a<![CDATA[ b>c ]]>d", ["a", "d"]),

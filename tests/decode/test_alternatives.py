@@ -189,6 +189,8 @@ def test_a_word_after_which_the_text_ends_ends_the_text():
     for one in model.alternatives(SOURCE, TARGET, 2):
         assert words_of(one.text) == ["the", "dog", one.word]
     assert calls
+    requests = alternative_requests(model.network, model.tokenizers, SOURCE, TARGET, 2, Options())
+    assert [one.request.max_tokens for one in requests] == [0] * 5
 
 
 def test_suppressed_tokens_are_no_alternatives_and_do_not_continue_one():
@@ -197,6 +199,13 @@ def test_suppressed_tokens_are_no_alternatives_and_do_not_continue_one():
     banned = tuple(WORDPIECE.encode(free[0].word))
     rest = model.alternatives(SOURCE, TARGET, 2, options=Options(max_tokens=4, suppress_tokens=banned))
     assert free[0].word not in [one.word for one in rest]
+
+    def later_tokens(options: Options) -> list[int]:
+        found = alternative_requests(model.network, model.tokenizers, SOURCE, TARGET, 2, options)
+        return [token for one in found for token in one.request.prompt[4:]]
+
+    assert (common := later_tokens(Options()))
+    assert not {*common} & {*later_tokens(Options(suppress_tokens=tuple({*common})))}
 
 
 def test_a_full_context_leaves_no_room_to_complete():
