@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import regard
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, find_shift
 from regard.data.read.report import report_on
@@ -15,6 +16,7 @@ from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.translation import Translation
 from regard.show.html import data_page
 from tests.data.rows import BYTE
+from tests.training.runs import write_recipe
 
 
 def corpus_of(count: int, seed: int) -> Corpus:
@@ -127,3 +129,14 @@ def test_a_test_document_that_stands_in_a_training_document_is_reported() -> Non
     assert "30 of 30 long test lines also occur in training" in warning
     other = "".join(line.replace("book", "film") for line in lines)
     assert not warnings_about(book, Corpus([other + "".join(lines[:9])], None, ("test.txt",)))
+
+
+@pytest.mark.parametrize("both", [True, False])
+def test_a_run_reports_that_its_test_text_stands_in_its_training_text(tmp_path: Path, both: bool) -> None:
+    recipe = write_recipe(tmp_path)
+    for side in "ab":
+        (tmp_path / f"test.{side}").write_text((tmp_path / f"train.{side if both else 'a'}").read_text())
+    settings = ["train.average=1", "train.steps=1", f"text.test={tmp_path}/test.{{a,b}}"]
+    regard.train(recipe, tmp_path / "run", settings=settings)
+    said = "test lines also occur in training" if both else "test lines have a source that also occurs in training"
+    assert said in (tmp_path / "run" / "data.txt").read_text()

@@ -18,7 +18,9 @@ import regard
 from regard.api import LoadedModel
 from regard.data.tasks.masked_lm import ordinary_tokens
 from regard.data.tokenize.tokenizer import word_ids, word_offsets
-from regard.decode.classify import NO_TAG, LabelPrediction, TagPrediction
+from regard.decode.classify import NO_TAG, LabelPrediction, NumberPrediction, TagPrediction
+from regard.decode.fill import fill_spans
+from regard.decode.options import Options
 from tests.parity.folders import perturbed
 from tests.store.test_tokenizers import (
     LINES,
@@ -107,7 +109,9 @@ BARE = {"tokenizer_class": "PreTrainedTokenizerFast"}
 GPT2_FILES, ROBERTA_FILES = merges("<|endoftext|>"), merges(*ROBERTA)
 T5_FILES = spiece("spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 XLM_FILES = spiece("sentencepiece.bpe.model", unk_id=0, bos_id=1, eos_id=2)
-REFORMER_FILES = spiece("spiece.model", model_type="bpe", unk_id=2, eos_id=1, bos_id=-1, pad_id=0)
+_REFORMER_FILES: dict[str, Any] = {"model_type": "bpe", "unk_id": 2, "eos_id": 1, "bos_id": -1, "pad_id": 0}
+REFORMER_FILES = spiece("spiece.model", **_REFORMER_FILES)
+MASKED_FILES = spiece("spiece.model", **_REFORMER_FILES, user_defined_symbols=["<mask>"])
 
 BERT_FORMS = {
     "vocab.txt": form(write_wordpiece),
@@ -162,6 +166,11 @@ FORMS: dict[str, dict[str, Write]] = {
     "marian": {"spm": write_marian, "spm, separate": lambda folder: write_marian(folder, separate=True)},
     "reformer": {"spiece.model": form(REFORMER_FILES), "json": saved("ReformerTokenizer", REFORMER_FILES)},
 }
+# The published tokenizer of Reformer has no mask token, without which neither library fills one.
+MASKED_REFORMER = {
+    "spiece.model": form(MASKED_FILES, mask_token="<mask>"),
+    "json": saved("ReformerTokenizer", form(MASKED_FILES, mask_token="<mask>")),
+}
 
 # Models
 
@@ -190,16 +199,19 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "marian": ("Marian", _MARIAN),
     "reformer": ("Reformer", _REFORMER),
 }
-_ENCODER_HEADS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification")
+_REGRESSION = "ForSequenceClassification, one number"
+_ENCODER_HEADS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification",
+                  "ForQuestionAnswering", _REGRESSION)  # fmt: skip
 HEADS: dict[str, tuple[str, ...]] = {
     "bert": (*_ENCODER_HEADS, "ForPreTraining", "ForNextSentencePrediction"),
     **dict.fromkeys(("distilbert", "roberta", "xlm-roberta", "camembert"), _ENCODER_HEADS),
-    "gpt2": ("LMHeadModel", "Model", "ForSequenceClassification", "ForTokenClassification"),
+    "gpt2": ("LMHeadModel", "Model", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+             _REGRESSION),
     "t5": ("ForConditionalGeneration", "EncoderModel"),
     "mt5": ("ForConditionalGeneration", "EncoderModel"),
     "marian": ("MTModel",),
-    "reformer": ("ModelWithLMHead", "Model"),
-}
+    "reformer": ("ModelWithLMHead", "Model", "ForMaskedLM", "ForQuestionAnswering"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -219,7 +231,8 @@ class Case:
         prefix, settings = CLASSES[self.kind]
         # transformers finds the tokenizer's class by the model's type
         write_json(folder / "config.json", {"model_type": self.kind})
-        FORMS[self.kind][self.form](folder)
+        forms = MASKED_REFORMER if (self.kind, self.head) == ("reformer", "ForMaskedLM") else FORMS[self.kind]
+        forms[self.form](folder)
         tokenizer = t.AutoTokenizer.from_pretrained(folder)
         size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
         if self.kind == "gpt2":
@@ -233,10 +246,11 @@ class Case:
             settings |= {"decoder_start_token_id": last, "pad_token_id": last, "bad_words_ids": [[last]]}
         if self.kind == "reformer":
             settings = {**settings, "is_decoder": self.head == "ModelWithLMHead", "eos_token_id": 1, "pad_token_id": 0}
-        names = NAMES if self.head in ("ForSequenceClassification", "ForTokenClassification") else {}
+        names: dict[str, Any] = NAMES if self.head in ("ForSequenceClassification", "ForTokenClassification") else {}
+        names = {"num_labels": 1} if self.head == _REGRESSION else names
         of_model = getattr(t, f"{prefix}Config")(vocab_size=size, **settings, **names)
         torch.manual_seed(1)
-        model = perturbed(getattr(t, f"{prefix}{self.head}")(of_model), by=0.35)
+        model = perturbed(getattr(t, f"{prefix}{self.head.partition(',')[0]}")(of_model), by=0.35)
         if self.kind == "reformer" and hasattr(model, "lm_head"):
             model.lm_head.bias.data.zero_()
         model.save_pretrained(folder)
@@ -291,6 +305,33 @@ def compare_tags(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iter
         yield found.tags == tuple(first.get(word, NO_TAG) for word in range(len(word_offsets(text))))
 
 
+def compare_numbers(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iterator[bool]:
+    """The number itself: without `problem_type` in config.json, the pipeline squeezes it through a sigmoid."""
+    pipe = t.pipeline("text-classification", model=str(folder), function_to_apply="none", device="cpu")
+    pairs = list(zip(texts, reversed(texts)))
+    given: list[Any] = [*texts, *({"text": one, "text_pair": other} for one, other in pairs)]
+    for found, expected in zip([*model.classify(list(texts)), *model.classify(pairs)], map(pipe, given)):
+        assert isinstance(found, NumberPrediction)
+        yield close(found.number, (expected[0] if isinstance(expected, list) else expected)["score"])
+
+
+def compare_answers(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iterator[bool]:
+    """Whether the first token of each word rather begins or ends an answer; transformers 5 has no pipeline for this."""
+    theirs = t.AutoModelForQuestionAnswering.from_pretrained(folder).eval()
+    tokenizer = t.AutoTokenizer.from_pretrained(folder)
+    for text, found in zip(texts, model.classify(list(texts))):
+        assert isinstance(found, TagPrediction)
+        given = tokenizer(text, return_tensors="pt", return_offsets_mapping=True, return_special_tokens_mask=True)
+        offsets, special = given.pop("offset_mapping")[0].tolist(), given.pop("special_tokens_mask")[0].tolist()
+        with torch.no_grad():
+            output = theirs(**given)
+        ends = (output.end_logits > output.start_logits)[0].tolist()
+        rows = [(span, end) for span, end, extra in zip(offsets, ends, special) if not extra]
+        words = word_ids(text, [(start, stop) for (start, stop), _ in rows])
+        first = {word: ("start", "end")[end] for word, (_, end) in reversed([*zip(words, rows)])}
+        yield found.tags == tuple(first.get(word, NO_TAG) for word in range(len(word_offsets(text))))
+
+
 def compare_vectors(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iterator[bool]:
     """Vectors of tokens and their mean."""
     tokenizer = t.AutoTokenizer.from_pretrained(folder)
@@ -311,13 +352,35 @@ def compare_fills(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Ite
     """The five best tokens for a mask among ordinary ones, with their probabilities."""
     pipe = t.pipeline("fill-mask", model=str(folder), top_k=30, device="cpu")
     mask, ordinary = pipe.tokenizer.mask_token, ordinary_tokens(model.tokenizer)
-    masked = [f"{text[: len(text) // 2]} {mask} {text[len(text) // 2 :]}" for text in texts]
+    # A spiece.model of Reformer removes the space before a mask, which transformers 5 keeps.
+    space = "" if model.config["model_type"] == "reformer" else " "
+    halves = [(text[: len(text) // 2], text[len(text) // 2 :]) for text in texts]
+    masked = [f"{one if space else one.strip()}{space}{mask} {other}" for one, other in halves]
     for found, rows in zip(model.fill(masked), map(pipe, masked)):
         ours = {fill.tokens[0]: fill.probability for fill in found.masks[0]}
         theirs = {row["token"]: row["score"] for row in rows}
         best = sorted((row["score"] for row in rows if ordinary[row["token"]]), reverse=True)
         same = close(list(ours.values()), [theirs.get(token, -1.0) for token in ours])
         yield same and close(list(ours.values()), best[:5])
+
+
+def compare_spans(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iterator[bool]:
+    """T5's span for the sentinel in the middle of a text, and its probability."""
+    theirs, tokenizer = t.AutoModelForSeq2SeqLM.from_pretrained(folder), t.AutoTokenizer.from_pretrained(folder)
+    sentinel = tokenizer.convert_tokens_to_ids("<extra_id_0>")
+    ends = {number for token, number in tokenizer.get_vocab().items() if token.startswith("<extra_id_")}
+    ends.add(tokenizer.eos_token_id)
+    masked = [f"{text[: len(text) // 2]} <extra_id_0> {text[len(text) // 2 :]}" for text in texts]
+    for text, found in zip(masked, fill_spans(model.network, model.tokenizers, masked, Options(max_tokens=8), top=1)):
+        given, begin = tokenizer(text, return_tensors="pt"), [theirs.config.decoder_start_token_id, sentinel]
+        made = theirs.generate(**given, decoder_input_ids=torch.tensor([begin]), max_new_tokens=8, do_sample=False)
+        written = made[0, 2:].tolist()
+        span = tuple(token for token in written[: next((n for n, one in enumerate(written) if one in ends), 8)])
+        with torch.no_grad():
+            logits = theirs(**given, decoder_input_ids=made[:, :-1]).logits[0, 1:].log_softmax(-1)
+        counted = written[: len(span) + 1]  # with the token that ends it
+        probability = sum(logits[place, token].item() for place, token in enumerate(counted))
+        yield found.masks[0][0].tokens == span and close(found.masks[0][0].probability, np.exp(probability))
 
 
 def compare_generations(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iterator[bool]:
@@ -350,7 +413,9 @@ COMPARISONS: dict[str, tuple[Compare, ...]] = {
     "Model": (compare_vectors,),
     "EncoderModel": (compare_vectors,),
     "ForSequenceClassification": (compare_labels, compare_vectors),
+    _REGRESSION: (compare_numbers, compare_vectors),
     "ForTokenClassification": (compare_tags,),
+    "ForQuestionAnswering": (compare_answers,),
     "ForNextSentencePrediction": (compare_next_sentences,),
     "LMHeadModel": (compare_generations, compare_vectors),
     "ModelWithLMHead": (compare_generations,),
@@ -365,6 +430,7 @@ def run(case: Case, folder: Path, texts: Sequence[str]) -> Iterator[tuple[str, i
     if case.kind == "reformer":  # a spiece.model removes spaces at the end, which transformers 5 keeps
         texts = [text.strip() for text in texts]
     fitting = [text for text in texts if 0 < len(model.tokenizer.encode(text)) < LONGEST // 2 - 10]
-    for compare in COMPARISONS[case.head]:
+    spans = (compare_spans,) if case.head == "ForConditionalGeneration" and model.tokenizer.sentinels else ()
+    for compare in (*COMPARISONS[case.head], *spans):
         found = list(compare(folder, model, fitting))
         yield compare.__name__, sum(found), len(found)

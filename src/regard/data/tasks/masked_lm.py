@@ -191,7 +191,7 @@ def ordinary_tokens(tokenizer: Tokenizer) -> NDArray[np.bool_]:
     texts = tokenizer.token_texts(range(tokenizer.vocabulary))
     found = np.array([text != f"<{number}>" for number, text in enumerate(texts)], dtype=bool)
     added = json.loads(tokenizer.to_json())["added_tokens"]
-    special = {tokenizer.bos, tokenizer.eos, tokenizer.pad, *(token["id"] for token in added if token["special"])}
+    special = {*tokenizer.marks, *(token["id"] for token in added if token["special"])}
     found[[number for number in special if number < len(found)]] = False
     return found
 

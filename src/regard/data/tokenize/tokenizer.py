@@ -7,6 +7,7 @@ import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, takewhile
@@ -110,6 +111,15 @@ class Tokenizer:
     def eos(self) -> int:
         """The end-of-sequence token."""
         return self._special("eos", "</s>", "[SEP]", "<|endoftext|>")
+
+    @cached_property
+    def marks(self) -> frozenset[int]:
+        """Those of `pad`, `bos` and `eos` that there are; published tokenizers may lack any of them."""
+        found = set()
+        for role in ("pad", "bos", "eos"):
+            with suppress(InputError):
+                found.add(getattr(self, role))
+        return frozenset(found)
 
     @cached_property
     def has_eos(self) -> bool:

@@ -1,13 +1,14 @@
 // Bars of probability, one per row; a table of similarities.
 import {element, number, visible, word} from "./dom.js";
 import {shade} from "./colour.js";
+import {seenWord} from "./words.js";
 
 // rows: [{text, value, note, marked}], values from 0 to 1; choose(index) makes each row a button.
 export function barRows(rows, choose = null) {
   return element("ul", {class: "shares"}, rows.map((row, at) => {
     const line = element(choose ? "button" : "span", {type: choose ? "button" : null, class: row.marked ? "share marked" : "share", "data-value": row.value,
       "aria-pressed": choose ? String(Boolean(row.marked)) : null, onclick: choose ? () => choose(at) : null},
-      word(row.text || "∅"), element("small", {}, row.note));
+      seenWord(row.text), element("small", {}, row.note));
     line.style.setProperty("--share", `${(100 * Math.max(0, Math.min(1, row.value))).toFixed(1)}%`);
     return element("li", {}, line);
   }));

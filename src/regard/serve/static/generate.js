@@ -21,7 +21,7 @@ class Continuation {
     [this.app, this.request, this.pieces] = [app, request, []];
     this.prompt = element("span", {class: "prompt"}, spaces(request.text));
     this.rest = element("span", {class: "generated"});
-    this.draw = framed(() => this.drawNow());
+    this.draw = framed(() => this.done || this.drawNow()); // a late frame does not replace words that were clicked
     app.answer([legend(), element("p", {class: "words"}, this.prompt, this.rest)]);
   }
 

@@ -31,11 +31,14 @@ export function placed(text, words) {
 // A place in a string, counted in characters as the server counts.
 export const characters = (text, at) => Array.from(text.slice(0, at)).length;
 
+// A word as an element; one of which nothing can be seen gets a sign.
+export const seenWord = (text, attributes) => word(/^[\s\u200c\u200d]*$/u.test(text) ? "∅" : text, attributes);
+
 // One word; a known probability shades it, `choose` makes it a button.
 function shadedWord(one, choose) {
   const node = element(choose ? "button" : "span", {type: choose ? "button" : null, class: "word", "data-probability": one.probability,
     "aria-description": one.probability === null ? null : `probability ${percent(one.probability)}`,
-    "aria-haspopup": choose ? "menu" : null}, word(one.text));
+    "aria-haspopup": choose ? "menu" : null}, seenWord(one.text));
   if (one.probability !== null) {
     node.style.setProperty("--doubt", `${(58 * (1 - one.probability) ** 0.6).toFixed(1)}%`);
     const show = (x, y) => showValue(x, y, [one.text, `probability ${percent(one.probability)}`, ...(choose ? ["click for alternatives"] : [])], {value: one.probability});
@@ -121,7 +124,7 @@ export async function alternativesMenu(node, rows, choose) {
     }
     const most = Math.max(...found.map((row) => row.probability));
     menu.replaceChildren(...found.map((row) => {
-      const item = element("button", {type: "button", role: "menuitem", "data-probability": row.probability}, word(row.text || "∅"),
+      const item = element("button", {type: "button", role: "menuitem", "data-probability": row.probability}, seenWord(row.text),
         element("small", {}, percent(row.probability)));
       item.style.setProperty("--share", `${((100 * row.probability) / most).toFixed(1)}%`);
       item.addEventListener("click", () => {
