@@ -218,14 +218,15 @@ def largest_batch(
 
     An epoch keeps some hundred steps where the text is long enough, so that a short text is not learnt in a few steps.
     """
-    best, fits, fastest = _SIZES[0], False, 0.0
+    best, fits, fastest, slower = _SIZES[0], False, 0.0, 0
     probe = Probe(network, samples, replace(settings, batch_tokens=best), device)
     for tokens in _SIZES:
         epoch = first_epoch(BatchSampler(samples.lengths, tokens, settings.seed, samples.mixture, samples.streams))
         if (fits and epoch.steps < _STEPS_PER_EPOCH) or probe.memory(epoch.largest, SHARE).total > SHARE * probe.room:
             break
         speed = probe.speed(epoch.largest)
-        if speed < _FASTER * fastest:
+        if speed >= _FASTER * fastest:
+            best, fits, fastest, slower = tokens, True, speed, 0
+        elif (slower := slower + 1) == 2:  # a busy machine may slow one size down
             break
-        best, fits, fastest = tokens, True, speed
     return best, fits
