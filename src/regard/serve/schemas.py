@@ -62,7 +62,8 @@ class CompletionRequest(Asked):
 
     model: str
     prompt: str | list[str] | Ids | list[Ids] = Field(
-        description="A text, several texts, or token ids, to which special tokens are added. For an encoder-decoder: the source."
+        description="A text, several texts, or token ids, to which special tokens are added. "
+        "For an encoder-decoder: the source."
     )
     max_tokens: int | None = Field(
         None,
