@@ -95,7 +95,7 @@ def test_settings_that_are_not_given_are_those_of_regard_init(text: Path, tmp_pa
 
     expected, found = tomllib.loads(recipe_for([text])), tomllib.loads((tmp_path / "run" / "recipe.toml").read_text())
     assert found["text"] == expected["text"]
-    assert found["train"] == expected["train"] | {"steps": 2, "seed": 3}
+    assert found["train"] == expected["train"] | {"steps": 2, "seed": 3, "learning_rate": 1e-3}
     assert found["model"]["decoder"]["layers"][0][0] == {"kind": "mean"}
 
 
@@ -108,7 +108,8 @@ def test_a_recipe_of_a_model_value_is_read_again(text: Path, tmp_path: Path):
 
 
 def test_a_run_of_a_model_value_resumes_bit_identically(text: Path, tmp_path: Path):
-    train = partial(regard.train, with_mean(), text=text, parts=[Mean], settings=["train.save_every=2"])
+    settings = ["train.save_every=2", "train.schedule.kind=constant"]
+    train = partial(regard.train, with_mean(), text=text, parts=[Mean], settings=settings)
     train(out=tmp_path / "whole", steps=7)
     for steps in (3, 7, 7):
         train(out=tmp_path / "parts", steps=steps)
@@ -171,7 +172,8 @@ def test_a_folder_with_own_parts_needs_them(text: Path, tmp_path: Path):
 
 
 def test_a_task_of_ones_own_is_trained_and_resumed(text: Path, tmp_path: Path):
-    train = partial(regard.train, GPT2, text=text, parts=[Backwards], settings=["text.task=backwards"])
+    settings = ["text.task=backwards", "train.schedule.kind=constant"]
+    train = partial(regard.train, GPT2, text=text, parts=[Backwards], settings=settings)
     train(out=tmp_path / "whole", steps=4)
     for steps in (2, 4):
         train(out=tmp_path / "parts", steps=steps)

@@ -16,7 +16,7 @@ from regard.config import run as _run  # noqa: F401 (imported once, before the c
 from regard.evaluation import check, compare, plan  # noqa: F401
 from regard.models import zoo
 from regard.models.readouts import Label, Vector
-from regard.show import server  # noqa: F401
+from regard.serve import app as _app  # noqa: F401
 from tests.small import save_model, small
 
 VERBS = ("translate", "generate", "fill", "embed", "classify", "score", "show", "evaluate", "compare", "check")

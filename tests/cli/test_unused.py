@@ -112,7 +112,7 @@ def test_a_target_prefix_of_one_line_is_refused(
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (["text.corpus=dates", "text.train="], "either train"),
+        (["text.train=text.txt", "text.corpus=dates"], "either train"),
         (["text.fields=['a', 'b']"], "text.fields"),
     ],
 )

@@ -53,7 +53,12 @@ class Window:
         page.set_default_timeout(20_000)
         page.on("console", lambda message: message.type == "error" and self.errors.append(message.text))
         page.on("pageerror", lambda error: self.errors.append(str(error)))
-        page.on("requestfailed", lambda request: self.errors.append(f"requested {request.url}"))
+        page.on("requestfailed", self._failed)
+
+    def _failed(self, request: Any) -> None:
+        """A request that failed; Chromium says "aborted" of some streams that were read to their end too."""
+        if request.failure != "net::ERR_ABORTED":
+            self.errors.append(f"requested {request.url}: {request.failure}")
 
     def go(self, address: str, **selected: Any) -> Window:
         """Open a page with a selection."""
@@ -165,7 +170,7 @@ def opened(browser: Any, address: str = "", *, online: bool = False, options: di
     window = Window(context.new_page())
     try:
         yield window.go(address, **selected) if address else window
-        assert window.errors == []
+        assert window.errors == [], window.errors
     finally:
         context.close()
 
