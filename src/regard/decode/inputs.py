@@ -18,6 +18,7 @@ from regard.models.readouts import Label
 
 MAX_ROWS = 128
 BATCH_TOKENS = 16_384
+_BATCH_TOKENS_CPU = 512  # of texts that are only read: what a batch needs stays in the processor's cache
 
 Tokens = Sequence[Sequence[int]]
 """The token ids of some texts."""
@@ -97,7 +98,8 @@ def batched_inputs(
     lengths = [input_length(network, tokenizer, rows) for rows in zip(*segments)]
     for index, length in enumerate(lengths):
         check_length(network, length, f"text {index + 1:,}")
-    for indices in batch_by_length(network, lengths):
+    on_cpu = next(network.parameters()).device.type == "cpu"
+    for indices in batch_by_length(network, lengths, _BATCH_TOKENS_CPU if on_cpu else BATCH_TOKENS):
         inputs = network_inputs(network, tokenizer, [[segment[index] for index in indices] for segment in segments])
         if table is not None:
             inputs["ids"] = _look_up(table, inputs["ids"])

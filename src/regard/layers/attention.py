@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard import messages
 from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, require_counts, write_memory
-from regard.layers.feedforward import linear
+from regard.layers.linear import linear, product
 from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
 from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
 from regard.layers.positions import AttentionPosition, Position, require_attached
@@ -100,7 +100,7 @@ class SelfAttentionLayer(Sublayer):
         # One by one, so that the backward pass never holds a fused gradient and its parts.
         weights, biases = self.query_key_value.weight.chunk(3), self.query_key_value.bias
         parts = 3 * (None,) if biases is None else biases.chunk(3)
-        return [F.linear(x, weight, bias) for weight, bias in zip(weights, parts)]
+        return [product(x, weight, bias) for weight, bias in zip(weights, parts)]
 
     def mask(self, queries: int, keys: Tensor, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
         """The attention mask over keys in these slots, True for visible (None: all), and the kernel's `is_causal`.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.layers.attention import SourceKeys, attend_source
 from regard.layers.contract import Context, Facts, Shared, Source, Sublayer, require_counts
-from regard.layers.feedforward import linear
+from regard.layers.linear import linear
 from regard.layers.patterns import Full, Pattern, source_pattern
 from regard.layers.recurrent import LSTM, Cell, InitialState, Projected, State, States, initial_bias
 from regard.layers.scores import Additive, Score

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from regard.errors import InputError
 from regard.layers.attention import SourceKeys, attend_source
 from regard.layers.contract import Context, Facts, Memory, Shared, Source, Sublayer
-from regard.layers.feedforward import linear
 from regard.layers.join import Joined, SequentialJoin
+from regard.layers.linear import Linear, linear
 from regard.layers.patterns import Full, Pattern, source_pattern
 from regard.layers.positions import normal_table
 from regard.layers.scores import Dot, Score
@@ -57,7 +57,7 @@ class ConvolutionLayer(Sublayer):
         self.kernel_width, self.causal = description.kernel_width, description.causal
         self.before = self.kernel_width - 1 if self.causal else self.kernel_width // 2
         self.after = self.kernel_width - 1 - self.before
-        self.kernel = nn.Linear(self.kernel_width * width, 2 * width)
+        self.kernel = Linear(self.kernel_width * width, 2 * width)
         # A gated linear unit keeps a quarter of the variance, and dropout on the input increases it (section 3.5).
         std = math.sqrt(4 * (1 - description.dropout) / (self.kernel_width * width))
         self.kernel.weight = nn.Parameter(normal_table(2 * width, self.kernel_width * width, std))

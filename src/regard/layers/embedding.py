@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context
-from regard.layers.feedforward import activate, linear
+from regard.layers.feedforward import activate
 from regard.layers.join import Norm
+from regard.layers.linear import linear
 from regard.layers.positions import EmbeddingPosition, Position, normal_table, require_attached
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Memory, Sublayer
+from regard.layers.linear import linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
 
@@ -77,19 +78,6 @@ class BoomLayer(Sublayer):
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         hidden: Tensor = self.dropout(activate(self.up(x), self.activation))
         return hidden.unflatten(-1, (self.parts, -1)).sum(-2), None
-
-
-def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) -> nn.Linear:
-    """A linear map with Glorot initialization (Glorot and Bengio 2010) and a bias of 0.
-
-    `parts` equal maps of one input may share its matrix, each with its own scale.
-    """
-    module = nn.Linear(inputs, outputs, bias=biased)
-    for part in module.weight.chunk(parts):
-        nn.init.xavier_uniform_(part)
-    if biased:
-        nn.init.zeros_(module.bias)
-    return module
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from regard.layers.attention import attend, attend_in_bands, head_width, merge_heads, split_heads, visible_keys
 from regard.layers.contract import Context, Facts, Sublayer, write_memory
-from regard.layers.feedforward import linear
 from regard.layers.join import LayerNorm, Norm
+from regard.layers.linear import linear
 from regard.layers.patterns import Window
 from regard.layers.scores import Dot
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Source
-from regard.layers.feedforward import linear
+from regard.layers.linear import linear
 from regard.schema import kind_of
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Source, Sublayer, require_counts
-from regard.layers.feedforward import linear
+from regard.layers.linear import linear
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.feedforward import Activation, activate, linear
+from regard.layers.feedforward import Activation, activate
 from regard.layers.join import LayerNorm, Norm
+from regard.layers.linear import linear, multiply
 from regard.layers.recurrent import mean_state
 
 _LEAST_ROWS = 256
@@ -170,7 +171,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         loss = torch.zeros((), dtype=exact, device=states.device)
         size = max(_LEAST_ROWS, _CHUNK_LOGITS.get(states.device.type, _MOST_CHUNK_LOGITS) // vocabulary)
         for first, rows, target in zip(range(0, len(states), size), states.split(size), targets.split(size)):
-            logits = F.linear(rows, weight, bias).to(exact)
+            logits = multiply(rows, weight, bias).to(exact)
             target_logits, logit_sum = logits.gather(1, target[:, None]), logits.sum()
             maximum = logits.amax(1, keepdim=True)
             exponentials = logits.sub_(maximum).exp_()
@@ -182,8 +183,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 error = exponentials.div_(normaliser).sub_(smoothing / vocabulary)
                 ones = torch.ones_like(target_logits)
                 error = error.scatter_add_(1, target[:, None], (smoothing - 1) * ones).to(rows.dtype)
-                gradients[0][first : first + size] = error @ weight.to(rows.dtype)
-                gradients[1].addmm_(error.T.to(weight.dtype), rows.to(weight.dtype))
+                gradients[0][first : first + size] = multiply(error, weight.to(rows.dtype).T)
+                gradients[1] += multiply(error.T.to(weight.dtype), rows.to(weight.dtype).T)
                 gradients[2] += error.sum(0)
         ctx.save_for_backward(*gradients)
         ctx.biased = bias is not None

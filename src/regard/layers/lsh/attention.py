@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.layers.attention import ablate, head_width, merge_heads, split_heads
 from regard.layers.contract import Context, Facts, Memory, Sublayer, require_counts, write_memory
-from regard.layers.feedforward import linear
+from regard.layers.linear import linear
 from regard.layers.lsh.banded import BandedWeights, banded_attention, unit_keys
 from regard.layers.lsh.masks import SELF_PENALTY, Buckets, Chunks, Full, RankWindow
 from regard.layers.record import AttentionWeights, Rows, ScoreInputs

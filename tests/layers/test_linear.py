@@ -1,0 +1,94 @@
+"""Linear maps give the results and gradients of `F.linear`, whichever library multiplies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.layers import linear as module
+from regard.layers.linear import Linear, linear, multiply, product
+
+needs_onednn = pytest.mark.skipif(
+    not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch has no product of oneDNN"
+)
+
+
+@pytest.fixture(params=["MKL", pytest.param("oneDNN", marks=needs_onednn)])
+def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ONEDNN", request.param == "oneDNN")
+    monkeypatch.setattr(module, "_SMALL", 1)
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 7), (2, 1, 4), (0,), (70, 3)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_and_gradients_are_those_of_pytorch(shape: tuple[int, ...], biased: bool):
+    x, weight = drawn(*shape, 24).requires_grad_(), drawn(40, 24).requires_grad_()
+    bias = drawn(40).requires_grad_() if biased else None
+    inputs = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    outer = drawn(*shape, 40)
+    found, expected = product(x, weight, bias), F.linear(x, weight, bias)
+    assert found.shape == expected.shape
+    assert torch.allclose(found, expected, atol=1e-5)
+    for one, other in zip(torch.autograd.grad(found, inputs, outer), torch.autograd.grad(expected, inputs, outer)):
+        assert one.shape == other.shape
+        assert torch.allclose(one, other, atol=1e-4)
+
+
+@pytest.mark.usefixtures("library")
+def test_products_of_transposed_and_sliced_matrices():
+    x, weight = drawn(24, 30).t(), drawn(24, 40).t()
+    assert torch.allclose(multiply(x, weight), x @ weight.t(), atol=1e-5)
+    assert torch.allclose(multiply(x[::2], weight[5:20]), x[::2] @ weight[5:20].t(), atol=1e-5)
+    assert torch.allclose(product(drawn(3, 1, 24).expand(3, 4, 24), weight).std(1), torch.zeros(3, 40), atol=1e-6)
+
+
+@pytest.mark.usefixtures("library")
+def test_only_the_gradients_that_are_needed_are_computed():
+    x, weight, bias = drawn(6, 24), drawn(40, 24).requires_grad_(), drawn(40)
+    product(x, weight, bias).sum().backward()
+    assert torch.allclose(weight.grad, x.sum(0).expand(40, 24), atol=1e-4)
+    assert x.grad is None
+    assert not product(x, weight.detach(), bias).requires_grad
+    with torch.no_grad():
+        assert not product(x, weight, bias).requires_grad
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_are_left_to_pytorch(dtype: torch.dtype):
+    x, weight = drawn(6, 24).to(dtype), drawn(40, 24).to(dtype)
+    assert torch.equal(product(x, weight), F.linear(x, weight))
+
+
+def test_small_products_are_left_to_pytorch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "ONEDNN", True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_linear_pointwise", lambda *_: pytest.fail("too small"), raising=False)
+    x, weight = drawn(4, 24), drawn(40, 24)
+    assert torch.equal(product(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.usefixtures("library")
+def test_the_rows_of_a_product_do_not_depend_on_how_often_it_runs():
+    x, weight = drawn(50, 64), drawn(96, 64)
+    assert torch.equal(multiply(x, weight), multiply(x, weight))
+
+
+@pytest.mark.usefixtures("library")
+def test_a_linear_map_is_copied_and_saved_as_any_module():
+    layer = linear(24, 40)
+    assert isinstance(layer, Linear)
+    x = drawn(5, 24)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert torch.equal(other(x), layer(x))
+    assert layer.state_dict().keys() == {"weight", "bias"}
+    assert torch.equal(layer.bias, torch.zeros(40))
