@@ -21,6 +21,8 @@ from regard.decode.generate import QUIET, GeneratedText, Progress, continue_prom
 from regard.decode.inputs import capabilities, require_capability
 from regard.decode.options import Options, default_options
 from regard.decode.score import TextScore, score_masked, score_pairs, score_texts
+from regard.engines.folder import Engine, find_converted
+from regard.engines.translator import Translator
 from regard.errors import DamagedFile, InputError, Note
 from regard.models.device import choose_device
 from regard.models.model import Model, Network, Shape
@@ -37,16 +39,22 @@ from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded, load_p
 
 
 def load(
-    folder: str | Path, *, device: str = "auto", step: int | None = None, parts: Sequence[type] = ()
-) -> LoadedModel:
+    folder: str | Path, *, device: str = "auto", step: int | None = None, parts: Sequence[type] = (),
+    engine: Engine = "auto",
+) -> LoadedModel:  # fmt: skip
     """Load a model from its folder, or from a checkpoint of its run; never runs code, never unpickles.
 
     `parts` are the caller's own description classes (layers, scores, positions, ...) that the model is made of.
+    `engine` translates: "torch", "ctranslate2", or "auto", a converted model that is proven for these weights.
     """
     loaded = read_folder(Path(folder), choose_device(device), parts=require_parts(parts))
     if step is not None:
         load_parameters(loaded.network, checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model"))
-    return LoadedModel(loaded)
+    model = LoadedModel(loaded)
+    found = find_converted(Path(folder), engine) if step is None and model.device.type == "cpu" else None
+    if found is not None:
+        model.engine = Translator(found, lambda: LoadedModel(loaded), defaults_from=Path(folder))
+    return model
 
 
 def save(
@@ -93,6 +101,7 @@ class LoadedModel:
         self.tokenizers = self.tokenizer, self.target_tokenizer
         self.config: dict[str, Any] = loaded.config
         self.generation_config: dict[str, Any] = loaded.generation_config
+        self.engine: Translator | None = None  # that translates what it can in place of the network
         self._noted = False  # that a text is longer than those of the training
 
     @property
@@ -160,6 +169,12 @@ class LoadedModel:
         line number of the first text, for error messages.
         """
         self._require("translate")
+        if self.engine is not None:
+            with _shown(progress, len(texts), "translating") as advance:
+                return self.engine.translations(
+                    texts, options, prefixes=prefixes, progress=advance, alignment=alignment,
+                    replace_unknown=replace_unknown, first_line=first_line,
+                )  # fmt: skip
         aligner = self.aligner if alignment or replace_unknown else None
         options = options or self.defaults()
         with _shown(progress, len(texts), "translating") as advance:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from regard.decode.options import Options, constrain, default_options
+from regard.decode.candidates import constrain
+from regard.decode.options import Options, default_options
 from regard.models import zoo
 from tests.small import TEXTS, small
 

@@ -111,7 +111,7 @@ def test_a_git_lfs_pointer_is_called_so(folder: Path):
 
 def test_a_folder_written_with_little_memory_loads(folder: Path, monkeypatch: pytest.MonkeyPatch):
     with monkeypatch.context() as little:
-        little.setattr("regard.store.manifest.available", lambda device: 0)
+        little.setattr("regard.store.manifest.available_memory", lambda: 0)
         write_manifest(folder)
     assert "model.safetensors" in require_unchanged(folder)
 

@@ -20,10 +20,14 @@ from regard.schema import finite
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
+    from regard.engines.translator import Translator
 
 Row = dict[str, Any]
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+EngineOption = Annotated[
+    str, typer.Option("--engine", help="torch, ctranslate2, or auto: a converted model that is proven, else torch.")
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, show_default="all")]
 Parts = Annotated[
     list[Path] | None,
@@ -57,7 +61,32 @@ def load_model(folder: Path, device: str, threads: int | None, parts: list[Path]
     from regard.api import load
 
     use_threads(threads)
-    return load(folder, device=device, parts=own_parts(parts))
+    return load(folder, device=device, parts=own_parts(parts), engine="torch")
+
+
+def load_translator(
+    folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str
+) -> LoadedModel | Translator:
+    """Load a model to translate with: converted, where the engine is asked for or proven, else in torch."""
+    from regard.engines.folder import find_converted
+
+    if device not in ("auto", "cpu"):
+        if engine == "ctranslate2":
+            raise InputError(f"CTranslate2 runs on the CPU here, not on {device} (--device). Leave out --device.")
+        return load_model(folder, device, threads, parts)
+    found = find_converted(folder, engine)  # type: ignore[arg-type]  # checked there
+    if found is None or (device == "auto" and engine == "auto" and _has_gpu()):
+        return load_model(folder, device, threads, parts)
+    from regard.engines.translator import Translator
+
+    threads = None if threads is None else limit_threads(threads)
+    torch = None if found == folder else lambda: load_model(folder, device, threads, parts)
+    return Translator(found, torch, defaults_from=folder, threads=threads)
+
+
+def _has_gpu() -> bool:
+    """Whether `--device auto` would choose a GPU; asked without torch, which starts slowly."""
+    return Path("/proc/driver/nvidia/version").exists() or sys.platform == "darwin"
 
 
 def own_parts(files: list[Path] | None) -> tuple[type, ...]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from regard.cli.options import Device, Parts, Threads, json_text, own_parts, refuse_unused, use_threads
 from regard.errors import InputError
 
-_KINDS = ("huggingface", "regard")
+if TYPE_CHECKING:
+    from regard.engines.convert import Sample
+
+_KINDS = ("huggingface", "regard", "ctranslate2")
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")]
 
@@ -116,22 +119,83 @@ def init(
 
 def convert(
     source: Annotated[Path, typer.Argument(help="A model folder, or hf:org/model.", show_default=False)],
-    target: Annotated[Path, typer.Argument(help="The new folder.", show_default=False)],
-    to: Annotated[str, typer.Option(help="huggingface or regard.")] = "huggingface",
+    target: Annotated[
+        Path | None,
+        typer.Argument(help="The new folder.", show_default="for ctranslate2 SOURCE/engines/ctranslate2-PRECISION"),
+    ] = None,
+    to: Annotated[str, typer.Option(help="huggingface, regard or ctranslate2.")] = "huggingface",
+    precision: Annotated[
+        str | None, typer.Option(help="Of ctranslate2: float32, or int8, which rounds.", show_default="float32")
+    ] = None,
+    sample: Annotated[
+        Path | None,
+        typer.Option(
+            help="Lines to check ctranslate2 on.",
+            show_default="the validation text of the model's recipe",
+        ),
+    ] = None,
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read the weights of pytorch_model.bin in a separate process.")
     ] = False,
     parts: Parts = None,
 ) -> None:
-    """Convert a model folder to the Hugging Face format, or to regard's own.
+    """Convert a model folder to the Hugging Face format, to regard's own, or for the engine CTranslate2.
+
+    For CTranslate2 it translates a sample with both engines, and writes how many lines are equal to proof.json.
 
     Example: regard convert runs/python published/python
+    Example: regard convert runs/dates --to ctranslate2 --precision int8
     """
     if to not in _KINDS:
         raise InputError(f'no format is called "{to}" (--to). Use {" or ".join(_KINDS)}.')
+    if to == "ctranslate2":
+        _to_ctranslate2(source, target, precision or "float32", sample, allow_pickle, parts)
+        return
+    refuse_unused("is for --to ctranslate2. Leave it out.", precision=precision, sample=sample)
+    if target is None:
+        raise InputError(f"the new folder is missing (regard convert). Name it: regard convert {source} FOLDER.")
     from regard.store.convert import convert as convert_folder
 
     form: Literal["regard", "huggingface"] = "regard" if to == "regard" else "huggingface"
     loaded = convert_folder(source, target, form, pickles=allow_pickle, parts=own_parts(parts))
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
     typer.echo(f"{target}: {count:,} parameters", err=True)
+
+
+def _to_ctranslate2(
+    source: Path, target: Path | None, precision: str, sample: Path | None, pickles: bool, parts: list[Path] | None
+) -> None:
+    from regard.engines.folder import engine_version, place_of
+
+    if engine_version() is None:
+        raise InputError("CTranslate2 is not installed (--to ctranslate2). Install it: pip install 'regard[engines]'.")
+    from regard.engines.convert import convert_to_ctranslate2
+    from regard.store.convert import read_source
+    from regard.store.folder import local_folder
+
+    loaded = read_source(source, pickles=pickles, parts=own_parts(parts))
+    kind: Literal["float32", "int8"] = precision  # type: ignore[assignment]  # checked by the conversion
+    place = target or place_of(source, kind)
+    proof = convert_to_ctranslate2(loaded, local_folder(source), place, kind, _sample(source, sample, parts))
+    bleu = "" if proof.bleu is None else f"; BLEU {proof.bleu:.2f}, torch {proof.torch_bleu:.2f}"
+    typer.echo(f"{place}: {proof.equal_lines:,} of {proof.lines:,} lines as torch translates them{bleu}", err=True)
+
+
+def _sample(model: Path, named: Path | None, parts: list[Path] | None) -> Sample:
+    """The lines that the user named, or the validation text of the model's recipe, or an embedded text."""
+    from regard.config.recipe import read_recipe
+    from regard.data.read.corpus import read_lines
+    from regard.engines.convert import Sample
+
+    if named is not None:
+        return Sample.of(read_lines(named))
+    recipe = model / "recipe.toml"
+    try:
+        corpus = read_recipe(recipe, parts=own_parts(parts)).text.read("valid") if recipe.is_file() else None
+    except InputError:  # its files are elsewhere
+        corpus = None
+    if corpus is not None and corpus.targets is not None:
+        return Sample.of(corpus.sources, corpus.targets)
+    typer.echo("The model's own validation text is not here; it is checked on embedded lines. Or give --sample FILE.",
+               err=True)  # fmt: skip
+    return Sample.embedded()

@@ -22,6 +22,7 @@ import typer
 from regard.cli.options import (
     Beam,
     Device,
+    EngineOption,
     ModelFolder,
     Parts,
     Row,
@@ -29,6 +30,7 @@ from regard.cli.options import (
     input_lines,
     json_text,
     load_model,
+    load_translator,
     progress,
     refuse_unused,
     require_output,
@@ -95,10 +97,13 @@ def translate(
     seed: Seed = None,
     as_json: Json = False,
     parts: Parts = None,
+    engine: EngineOption = "auto",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
     """Translate standard input line by line; on a terminal it prompts for each line.
+
+    What a converted model (regard convert MODEL --to ctranslate2) cannot do is translated by torch, with a note.
 
     Example: regard translate runs/dates < dates.txt > iso.txt
     """
@@ -106,7 +111,7 @@ def translate(
         refuse_unused(_SEARCHES, beam=beam)
     else:
         refuse_unused(_SAMPLES, top_p=top_p, seed=seed)
-    loaded = load_model(model, device, threads, parts)
+    loaded = load_translator(model, device, threads, parts, engine)
     defaults = loaded.defaults()
     given: Row = {
         "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens, "top_p": top_p,
@@ -153,10 +158,12 @@ def _facts(answer: GeneratedText) -> Row:
 
 def _text(answer: GeneratedText) -> str:
     """A translation as one line; the alignment, if any, follows the text."""
+    text = _one_line(answer.text)
+    if answer.alignment is None:
+        return text
     from regard.decode.alignment import write_moses
 
-    text = _one_line(answer.text)
-    return text if answer.alignment is None else f"{text} ||| {write_moses(answer.alignment)}"
+    return f"{text} ||| {write_moses(answer.alignment)}"
 
 
 def _interactive(translations: Callable[..., list[list[GeneratedText]]], options: Options, prefix: str | None) -> None:

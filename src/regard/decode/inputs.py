@@ -8,10 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard import messages
 from regard.data.tokenize.characters import Characters, text_characters, token_characters
-from regard.data.tokenize.encode import Template, padding_mask, token_rows
+from regard.data.tokenize.encode import padding_mask, token_rows
 from regard.data.tokenize.tokenizer import SPECIALS, Tokenizer
+from regard.decode.requests import add_special_tokens as add_special_tokens
+from regard.decode.requests import check_length as check_length
+from regard.decode.requests import clamp_max_tokens as clamp_max_tokens
+from regard.decode.requests import text_template as text_template
 from regard.errors import InputError
 from regard.models.model import Model, Network
 from regard.models.readouts import Label
@@ -44,17 +47,6 @@ def require_capability(model: Model, tokenizer: Tokenizer, verb: str, what: str 
     known = capabilities(model, tokenizer)
     if verb not in known:
         raise InputError(f"this model does not {what or verb}; it was made to {known[0]}. Try: regard {known[0]}.")
-
-
-def check_length(network: Network, tokens: int, what: str) -> None:
-    """Raise an error if a text has more tokens than the model has positions."""
-    if network.max_positions is not None and tokens > network.max_positions:
-        raise messages.TOO_LONG(what=what, tokens=tokens, longest=network.max_positions)
-
-
-def clamp_max_tokens(network: Network, max_tokens: int, used: int) -> int:
-    """How many of `max_tokens` new tokens fit into the model's positions after those in use."""
-    return max_tokens if network.max_positions is None else max(0, min(max_tokens, network.max_positions - used))
 
 
 def batch_by_length(
@@ -164,16 +156,6 @@ def token_names(network: Network, tokenizer: Tokenizer, ids: Sequence[int], text
 
 def _look_up(table: Characters, ids: Tensor) -> Tensor:
     return torch.from_numpy(table[ids.cpu().numpy()]).to(ids.device)
-
-
-def text_template(network: Network, tokenizer: Tokenizer) -> Template:
-    """What stands around a text: what the tokenizer says, or else what a model of this kind reads."""
-    return Template.of(tokenizer, network.description.reads)
-
-
-def add_special_tokens(network: Network, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """A text's tokens with the special tokens around them; never empty."""
-    return text_template(network, tokenizer).row(ids) or (tokenizer.bos,)
 
 
 def input_length(network: Network, tokenizer: Tokenizer, texts: Tokens) -> int:

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.decode.candidates import Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
 from regard.decode.hypotheses import EMPTY, Candidates, FinishedHypotheses, Hypothesis
 from regard.decode.inputs import Tokens, pad
-from regard.decode.options import Options, Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
+from regard.decode.options import Options
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Memory, Source, concatenate, map_rows, select
 from regard.layers.record import Record

@@ -271,7 +271,7 @@ def attention_samples(
     pairs = [(comparison.sources[line], comparison.references[line]) for line in sample_lines(comparison.sources)]
     traces: list[list[AttentionTrace]] = [[] for _ in pairs]
     for contender in comparison.models:
-        model = load(contender.folder, device=device, parts=parts)
+        model = load(contender.folder, device=device, parts=parts, engine="torch")
         for found, pair in zip(traces, pairs):
             with suppress(InputError):
                 found.append(model.look(*pair))
@@ -299,7 +299,7 @@ def _parameters(
     """The number of weights of each model; loads all once, so that a bad one is found before any is measured."""
     found, translate = [], []
     for folder, name in zip(folders, names):
-        model = load(folder, device="cpu", parts=parts)
+        model = load(folder, device="cpu", parts=parts, engine="torch")
         try:
             _ = model.alignment_heads
         except DamagedFile as error:

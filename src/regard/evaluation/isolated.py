@@ -103,7 +103,7 @@ def measure(job: Job, progress: Progress) -> Measured:
     found: list[Measured] = []
 
     def whole() -> None:
-        found.append(work(load(job.folder, device=job.device, parts=parts), job, progress))
+        found.append(work(load(job.folder, device=job.device, parts=parts, engine="torch"), job, progress))
 
     # The work is timed as well, so measuring memory must not slow it down.
     memory = peak(whole, device, exact=False)

@@ -249,6 +249,11 @@ class Network(nn.Module):
         return self.description.shape
 
     @property
+    def reads(self) -> Literal["text", "prompt", "source"]:
+        """What it reads: a text or a pair as a whole, a prompt to continue, or the source of a translation."""
+        return self.description.reads
+
+    @property
     def max_positions(self) -> int | None:
         """How many tokens it can read at once; None when there is no bound."""
         return self.embed.max_positions

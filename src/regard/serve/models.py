@@ -157,7 +157,7 @@ class Models(Mapping[str, ServedModel]):
 def _load(folder: Path) -> LoadedModel:
     from regard.api import load
 
-    return load(folder)
+    return load(folder, engine="torch")
 
 
 def folder_languages(folder: Path) -> Pair | None:

@@ -21,8 +21,9 @@ from regard.errors import DamagedFile, InputError, Note, RegardError
 from regard.models.device import own_memory
 from regard.store.files import read_json
 from regard.store.folder import local_folder, read_folder, unique_parameters, write_description, write_weights
+from regard.store.generation_config import to_regard
 from regard.store.huggingface.folder import write_huggingface
-from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, is_inside, to_regard
+from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, is_inside
 
 Format = Literal["huggingface", "regard"]
 
@@ -36,16 +37,21 @@ def convert(source: Path, target: Path, to: Format, *, pickles: bool = False, pa
     """Read a model folder of any kind and write it in another format; an existing folder is never overwritten."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already. Name a folder that does not.")
-    source = local_folder(source, pickles=pickles)
-    with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
-        safe = _unpickle(source, Path(temporary)) if pickles and _has_only_pickles(source) else source
-        with _naming(source, safe):
-            loaded = read_folder(safe, torch.device("cpu"), parts=parts)
+    loaded = read_source(source, pickles=pickles, parts=parts)
     if to == "huggingface":
         write_huggingface(target, loaded)
     else:
         _write_regard(target, loaded)
     return loaded
+
+
+def read_source(source: Path, *, pickles: bool = False, parts: Sequence[type] = ()) -> Loaded:
+    """Read a model folder of any kind; one that has only pickles through a copy without them."""
+    source = local_folder(source, pickles=pickles)
+    with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
+        safe = _unpickle(source, Path(temporary)) if pickles and _has_only_pickles(source) else source
+        with _naming(source, safe):
+            return read_folder(safe, torch.device("cpu"), parts=parts)
 
 
 @contextmanager

@@ -14,14 +14,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
 from regard import messages
 from regard.errors import DamagedFile, InputError, RunFailed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LFS_POINTER = b"version https://git-lfs"
 PARTIAL = ".part"  # suffix of a file until it is complete
@@ -123,6 +124,8 @@ def _what_to_do(path: Path, needed: int, error: OSError) -> tuple[str, str]:
 
 def tensors_to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
     """Serialize tensors as safetensors, with a SHA-256 of the whole; refuse values that are not finite."""
+    from safetensors.torch import save
+
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise RunFailed(

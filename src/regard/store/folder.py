@@ -19,13 +19,13 @@ from regard.store.elmo import is_elmo, load_elmo
 from regard.store.files import (
     ignore_write_point,
     json_bytes,
-    read_bounded,
     read_json,
     read_shapes,
     read_tensors,
     require_file,
     tensors_to_bytes,
 )
+from regard.store.generation_config import read_own_generation_config
 from regard.store.huggingface.folder import read_huggingface
 from regard.store.loading import (
     MAX_TEXT_LENGTH,
@@ -36,13 +36,13 @@ from regard.store.loading import (
     build_network,
     load_parameters,
     parameter_shapes,
-    read_own_generation_config,
     refuse_pickles,
     require_depth,
     require_finite,
     require_memory,
 )
 from regard.store.manifest import require_unchanged, write_model_files
+from regard.store.tokenizers import read_tokenizers as read_tokenizers
 from regard.version import __version__
 
 _HUB_PREFIX = "hf:"
@@ -201,28 +201,6 @@ def _check_shapes(
         raise messages.CONFIG_AND_WEIGHTS(what=faults[0], folder=folder)
 
 
-def read_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer | None]:
-    """Read the tokenizers of a model folder of ours: the source's, and the target's where it has its own."""
-    special_tokens = _special_tokens(folder)
-    first = _read_tokenizer(folder / "tokenizer.json", special_tokens[0])
-    path = folder / "target_tokenizer.json"
-    return first, _read_tokenizer(path, special_tokens[1]) if path.exists() else None
-
-
-def _special_tokens(folder: Path) -> tuple[SpecialTokens | None, SpecialTokens | None]:
-    """The special tokens of both tokenizers, where config.json lists them."""
-    path = folder / "config.json"
-    value = read_json(path).get("special_tokens") if path.exists() else None
-    if value is None:
-        return None, None
-    try:
-        both = tuple[SpecialTokens | None, SpecialTokens | None]
-        first, second = from_dict(both, value, where=f"{path}: special_tokens")
-    except (InputError, TypeError, ValueError) as error:
-        raise DamagedFile(f"{path} cannot be used: {error}") from error
-    return first, second
-
-
 def _checked_tokenizers(folder: Path, vocabularies: Vocabularies) -> tuple[Tokenizer, Tokenizer | None]:
     """Read the tokenizers and check that the model's vocabulary holds all their tokens."""
     if vocabularies[1] is not None:
@@ -249,12 +227,3 @@ def _check_special_tokens(special: SpecialTokens, size: int, target_size: int, f
     if not known or not complete or not all(segment in (0, 1) for _, segment in pieces):
         raise DamagedFile(f"{folder}/config.json cannot be used: special_tokens names tokens that the model does not "
                           "have. Restore it from a copy.")  # fmt: skip
-
-
-def _read_tokenizer(path: Path, special_tokens: SpecialTokens | None) -> Tokenizer:
-    try:
-        return Tokenizer.from_json(read_bounded(path).decode(), special_tokens)
-    except UnicodeDecodeError as error:
-        raise DamagedFile(f"{path} cannot be used: it is not UTF-8. Restore it from a copy.") from error
-    except DamagedFile as error:
-        raise DamagedFile(f"{error} ({path})") from None

@@ -13,11 +13,9 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import torch
-
 from regard import messages
 from regard.errors import Note
-from regard.models.device import available
+from regard.models.memory import available_memory
 from regard.store.files import (
     ignore_write_point,
     json_bytes,
@@ -84,7 +82,7 @@ def require_unchanged(folder: Path) -> set[str]:
 
 def _changed(folder: Path, digests: Digests) -> list[str]:
     """The files that are not as the manifest says; one that is missing or does not fit is the loader's concern."""
-    most = available(torch.device("cpu"))
+    most = available_memory()
     return [name for name, known in digests.items() if not set(_digest_on_disk(folder / name, most)) <= set(known)]
 
 

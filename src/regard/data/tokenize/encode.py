@@ -7,18 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, takewhile
 from random import Random
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from regard.data.batching import Indices
 from regard.data.read.cache import Cache, Columns
 from regard.data.read.texts import text_parts, texts_digest
 from regard.data.tokenize.tokenizer import FIRST_TEXT, SECOND_TEXT, Pieces, SpecialTokens, Tokenizer
 from regard.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from regard.data.batching import Indices
 
 _SLICE_TEXTS = 10_000
 _SLICE_CHARACTERS = 1_000_000
@@ -37,6 +39,8 @@ class TokenRows:
 
     def padded(self, indices: Indices, *, skip: int = 0, drop: int = 0, fill: int) -> Tensor:
         """BT: rows without their first `skip` and last `drop` tokens, padded on the right."""
+        import torch
+
         lengths = self.lengths[indices].astype(np.int64) - skip - drop
         columns = np.arange(lengths.max(initial=0))
         offsets = (self.starts[indices] + skip)[:, None] + columns
@@ -66,6 +70,8 @@ def ragged_indices(counts: NDArray[Any]) -> tuple[Indices, Indices]:
 
 def padding_mask(name: str, lengths: NDArray[Any]) -> dict[str, Tensor]:
     """A padding mask under its name: BT, True where there is a token; {} if all rows have the same length."""
+    import torch
+
     longest = lengths.max(initial=0)
     if (lengths == longest).all():
         return {}

@@ -20,6 +20,7 @@ from regard.models.model import Model, Network
 from regard.models.readouts import Vocabulary
 from regard.schema import to_dict, toml_value
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
+from regard.store.generation_config import read_generation_config, to_huggingface
 from regard.store.huggingface.bert import BERT, DISTILBERT, ROBERTA
 from regard.store.huggingface.config import GENERATION_SETTINGS, ConfigReader, Family, PublishedModel, PublishedWeights
 from regard.store.huggingface.gpt2 import GPT2
@@ -49,12 +50,10 @@ from regard.store.loading import (
     is_inside,
     load_parameters,
     parameter_shapes,
-    read_generation_config,
     refuse_pickles,
     require_depth,
     require_finite,
     require_memory,
-    to_huggingface,
 )
 from regard.store.manifest import write_manifest
 from regard.version import __version__
