@@ -30,7 +30,7 @@ def test_a_missing_device_is_refused_with_the_list_of_devices(name: str):
 def test_choosing_a_device_bounds_onednns_cache_unless_the_user_does(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
     choose_device("cpu")
-    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "128"
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "3")
     choose_device("auto")
     assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "3"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.layers.attention import SourceKeys, attend_source
 from regard.layers.contract import Context, Facts, Shared, Source, Sublayer, require_counts
+from regard.layers.dropout import Dropout
 from regard.layers.linear import linear
 from regard.layers.patterns import Full, Pattern, source_pattern
 from regard.layers.recurrent import LSTM, Cell, InitialState, Projected, State, States, initial_bias
@@ -131,7 +132,7 @@ class AttentionDecoderLayer(Sublayer):
             self.token_projection.bias.copy_(initial_bias(cell, width))
         self.initial_state = description.initial_state.build(cell, depth, width, source_width)
         self.attention = SourceAttention(description.score, description.pattern, width, source_width)
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
 
     def forward(
         self, x: Tensor, context: Context, memory: DecoderMemory | None = None

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.errors import InputError
 from regard.layers.attention import SourceKeys, attend_source
 from regard.layers.contract import Context, Facts, Memory, Shared, Source, Sublayer
+from regard.layers.dropout import Dropout
 from regard.layers.join import Joined, SequentialJoin
 from regard.layers.linear import Linear, linear
 from regard.layers.patterns import Full, Pattern, source_pattern
@@ -62,7 +63,7 @@ class ConvolutionLayer(Sublayer):
         std = math.sqrt(4 * (1 - description.dropout) / (self.kernel_width * width))
         self.kernel.weight = nn.Parameter(normal_table(2 * width, self.kernel_width * width, std))
         nn.init.zeros_(self.kernel.bias)
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
 
     def forward(self, x: Tensor, context: Context, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         inputs = self.inputs(self.dropout(x), context, memory)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context
+from regard.layers.dropout import Dropout
 from regard.layers.feedforward import activate
 from regard.layers.join import Norm
 from regard.layers.linear import linear
@@ -59,7 +60,7 @@ class EmbedLayer(nn.Module):
             self.segments = nn.Embedding(description.segments, width, _weight=weight)
         self.norm = description.norm.build(width) if description.norm else nn.Identity()
         self.scale = math.sqrt(table_width) if description.scaled else 1.0
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
 
     def forward(self, ids: Tensor, context: Context) -> Tensor:
         """BT -> BTD."""
@@ -145,7 +146,7 @@ class CharacterCNNLayer(nn.Module):
         self.characters = description.characters
         self.highways = nn.Sequential(*(Highway(total) for _ in range(description.highways)))
         self.projection = linear(total, width) if total != width else nn.Identity()
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
 
     def forward(self, ids: Tensor, context: Context) -> Tensor:
         """BTC -> BTD: the character ids of each word, all 0 where a word is padding."""

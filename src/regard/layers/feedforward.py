@@ -7,10 +7,11 @@ from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Memory, Sublayer
+from regard.layers.dropout import Dropout
 from regard.layers.linear import linear
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "tanh"]
@@ -41,7 +42,7 @@ class FeedForwardLayer(Sublayer):
         self.up = linear(width, description.inner, biased=description.biased)
         self.gate = linear(width, description.inner, biased=description.biased) if description.gated else None
         self.down = linear(description.inner, width, biased=description.biased)
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         hidden = activate(self.up(x) if self.gate is None else self.gate(x), self.activation)
@@ -73,7 +74,7 @@ class BoomLayer(Sublayer):
         super().__init__()
         self.activation, self.parts = description.activation, description.inner // width
         self.up = linear(width, description.inner, parts=self.parts)
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         hidden: Tensor = self.dropout(activate(self.up(x), self.activation))

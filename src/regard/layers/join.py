@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from regard.layers.contract import Context, Memory, Sublayer
+from regard.layers.dropout import Dropout
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Joined(Sublayer):
 
     def __init__(self, sublayer: Sublayer, norm: nn.Module, dropout: float) -> None:
         super().__init__()
-        self.sublayer, self.norm, self.dropout = sublayer, norm, nn.Dropout(dropout)
+        self.sublayer, self.norm, self.dropout = sublayer, norm, Dropout(dropout)
         self.position_wise = sublayer.position_wise
 
 

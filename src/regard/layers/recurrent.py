@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Source, Sublayer, require_counts
+from regard.layers.dropout import Dropout
 from regard.layers.linear import linear
 
 
@@ -333,7 +334,7 @@ class RecurrentLayer(Sublayer):
         super().__init__()
         cell, depth, initial = description.cell, description.depth, description.initial_state
         self.layers = nn.ModuleList(Directions(cell, width, description.direction) for _ in range(depth))
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
         self.width, self.has_cell = width, cell.has_cell
         self.initial_state = initial.build(cell, depth, width, source_width) if initial else None
 

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.layers.dropout import Dropout
 from regard.layers.feedforward import Activation, activate
 from regard.layers.join import LayerNorm, Norm
 from regard.layers.linear import linear, multiply
@@ -166,7 +167,8 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         training, vocabulary = any(ctx.needs_input_grad), len(weight)
         gradients: list[Tensor] = []
         if training:
-            gradients = [torch.empty_like(states), torch.zeros_like(weight), torch.zeros_like(weight[:, 0])]
+            # That of the weight is transposed, which is faster.
+            gradients = [torch.empty_like(states), weight.new_zeros(weight.T.shape), torch.zeros_like(weight[:, 0])]
         exact = torch.promote_types(states.dtype, torch.float32)
         loss = torch.zeros((), dtype=exact, device=states.device)
         size = max(_LEAST_ROWS, _CHUNK_LOGITS.get(states.device.type, _MOST_CHUNK_LOGITS) // vocabulary)
@@ -184,7 +186,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
                 ones = torch.ones_like(target_logits)
                 error = error.scatter_add_(1, target[:, None], (smoothing - 1) * ones).to(rows.dtype)
                 gradients[0][first : first + size] = multiply(error, weight.to(rows.dtype).T)
-                gradients[1] += multiply(error.T.to(weight.dtype), rows.to(weight.dtype).T)
+                gradients[1] += multiply(rows.to(weight.dtype).T, error.T.to(weight.dtype))
                 gradients[2] += error.sum(0)
         ctx.save_for_backward(*gradients)
         ctx.biased = bias is not None
@@ -194,7 +196,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of the forward pass, scaled by the loss's own gradient."""
         states, weight, bias = (gradient * outer[0] for gradient in ctx.saved_tensors)
-        return states, weight, bias if ctx.biased else None, None, None
+        return states, weight.T.contiguous(), bias if ctx.biased else None, None, None
 
 
 NEXT_SENTENCE = ("next", "elsewhere")
@@ -248,7 +250,7 @@ class PooledReadout(Readout):
         super().__init__()
         self.pool, self.activation = pool, inner
         self.inner = linear(width, width) if inner else None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def pooled(self, states: Tensor, padding: Tensor | None) -> Tensor:
         """BTD -> BD."""
@@ -342,7 +344,7 @@ class Tags(ReadoutFacts):
 class TagsReadout(Readout):
     def __init__(self, description: Tags, width: int) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(description.dropout)
+        self.dropout = Dropout(description.dropout)
         self.out = linear(width, len(description.labels), biased=description.biased)
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:

@@ -157,8 +157,8 @@ class Probe:
             nbytes(weights.values()), nbytes(gradients), nbytes(state.values()), nbytes((trainer.ema or {}).values()),
             activations=0, measured=True, available=self.room,
         )  # fmt: skip
-        # A sixteenth, a quarter, all of the samples.
-        counts = sorted({max(min(trainer.accumulate, len(step)), len(step) // part) for part in (16, 4, 1)})
+        # An eighth, a half, all of the samples: smaller parts are computed in another way (`layers.fast`).
+        counts = sorted({max(min(trainer.accumulate, len(step)), len(step) // part) for part in (8, 2, 1)})
         found: list[tuple[int, int]] = []
         for count in counts:
             if static.total + extrapolated(found, count) > share * self.room:
@@ -170,8 +170,9 @@ class Probe:
     def activations(self, step: Indices) -> int:
         """Peak memory of a step beyond the static memory; more than is available when memory ran out."""
         done: list[object] = []
-        found = peak(lambda: done.append(self.trainer.try_gradient(step)), self.trainer.device)
-        return found if done != [None] else max(found, self.room + 1)
+        # The first run also compiles code for the shapes of this step (oneDNN), which is no activation and stays.
+        found = min(peak(lambda: done.append(self.trainer.try_gradient(step)), self.trainer.device) for _ in range(2))
+        return found if None not in done else max(found, self.room + 1)
 
     def speed(self, step: Indices, seconds: float = 1.0) -> float:
         """Tokens per second of the gradient of this step: the best of three, or of as many as time allows."""
