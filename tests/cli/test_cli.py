@@ -198,8 +198,8 @@ def test_a_run_that_nobody_listens_to_goes_on_to_its_end(tmp_path: Path):
     assert (tmp_path / "run" / "checkpoints" / "step-5").is_dir()
 
 
-@pytest.mark.parametrize(("policy", "spins"), [(None, "0"), ("active", "30000000000")])
-def test_threads_that_wait_do_not_spin_unless_told_to(model: Path, policy: str | None, spins: str):
+@pytest.mark.parametrize(("policy", "spins"), [(None, "1000"), ("passive", "0"), ("active", "30000000000")])
+def test_threads_that_wait_spin_shortly_unless_told_otherwise(model: Path, policy: str | None, spins: str):
     environment = {key: value for key, value in ENVIRONMENT.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")}
     environment |= {"OMP_DISPLAY_ENV": "verbose"} | ({"OMP_WAIT_POLICY": policy} if policy else {})
     command = [sys.executable, "-m", "regard", "translate", str(model)]
