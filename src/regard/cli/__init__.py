@@ -52,7 +52,7 @@ def main() -> NoReturn:
     """Run the command line and end the process."""
     _open_closed_streams()
     # Before torch is imported. By default the threads of OpenMP spin for long while they wait for each other; beside
-    # another busy program, the thread that would finish the work then gets no core. A short spin is almost as fast alone.
+    # another busy program, the thread that would finish the work then gets no core. A short spin is as good alone.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
