@@ -64,6 +64,13 @@ def test_only_the_gradients_that_are_needed_are_computed():
 
 
 @pytest.mark.usefixtures("library")
+def test_a_bias_is_trained_where_all_else_is_frozen():
+    x, weight, bias = drawn(6, 24), drawn(40, 24), drawn(40).requires_grad_()
+    product(x, weight, bias).sum().backward()
+    assert torch.equal(bias.grad, torch.full((40,), 6.0))
+
+
+@pytest.mark.usefixtures("library")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_are_left_to_pytorch(dtype: torch.dtype):
     x, weight = drawn(6, 24).to(dtype), drawn(40, 24).to(dtype)

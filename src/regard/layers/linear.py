@@ -51,7 +51,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """...K, NK, N -> ...N: `F.linear`, by oneDNN where that is faster."""
     if x.numel() * weight.shape[0] < _SMALL or not _is_suitable(x, weight):
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+    if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in (x, weight, bias)):
         found: Tensor = _Product.apply(x, weight, bias)  # type: ignore[no-untyped-call]
         return found
     return _multiply_rows(x, weight, bias)

@@ -157,7 +157,7 @@ class Probe:
             nbytes(weights.values()), nbytes(gradients), nbytes(state.values()), nbytes((trainer.ema or {}).values()),
             activations=0, measured=True, available=self.room,
         )  # fmt: skip
-        # An eighth, a half, all of the samples: smaller parts are computed in another way (`layers.fast`).
+        # An eighth, a half, all of the samples: smaller parts are computed in another way (`layers/linear.py`).
         counts = sorted({max(min(trainer.accumulate, len(step)), len(step) // part) for part in (8, 2, 1)})
         found: list[tuple[int, int]] = []
         for count in counts:

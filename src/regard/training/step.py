@@ -30,8 +30,6 @@ from regard.training.truncated_bptt import Streams
 
 # Messages of torch's CPU allocators and of C++.
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "bad_alloc")
-# oneDNN gives no reason, but what it cannot compute it refuses earlier, at "a primitive descriptor".
-_ONEDNN_OUT_OF_MEMORY = ("could not create a primitive", "could not execute a primitive")
 
 
 @dataclass(frozen=True)
@@ -223,9 +221,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that memory ran out."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    if not isinstance(error, RuntimeError):
-        return False
-    return str(error) in _ONEDNN_OUT_OF_MEMORY or any(message in str(error) for message in _OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in _OUT_OF_MEMORY)
 
 
 def cloned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
