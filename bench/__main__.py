@@ -25,6 +25,7 @@ REMEDIES = {
     **dict.fromkeys(("reformer_pytorch", "local_attention"), "pip install --no-deps -r bench/reformer.txt"),
     **dict.fromkeys(("bertviz", "IPython"), "pip install --no-deps -r bench/bertviz.txt"),
     "playwright": "pip install playwright",
+    "ctranslate2": "pip install -e '.[engines]'",
     **dict.fromkeys(("fastapi", "uvicorn", "prometheus_client", "babel"), "pip install -e '.[serve]'"),
     **dict.fromkeys(("joeynmt", "importlib_metadata", "zipp", "sentencepiece", "subword_nmt"), _JOEY),
 }
@@ -136,6 +137,22 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     remarks = {name: f"BLEU {score:.2f}" for name, score in found.bleu.items()}
     early = ", early stopping" if chosen.early else ""
     return f"Decoding, {text.name}{early}", table(found.result, "sentences/s", remarks), facts
+
+
+def engines_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Engines: title, tables, facts."""
+    from bench import engines
+    from bench.text import read_bitext
+
+    model = regard.load(chosen.model, device="cpu", engine="torch")
+    text = read_bitext(chosen.data, None, model.tokenizer)
+    threads, test = chosen.threads or os.cpu_count() or 1, text.test
+    found = engines.measure(
+        chosen.model, test.sources[: chosen.sentences], (test.targets or ())[: chosen.sentences], threads=threads,
+        rounds=chosen.rounds, beam=chosen.beam, alone=chosen.alone,
+    )  # fmt: skip
+    facts = {"model": f"{in_words(model.network)}; from {chosen.model.resolve().name}", **found.facts}
+    return f"Engines, {text.name}, threads: {threads}", found.tables, facts
 
 
 def serve_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
@@ -286,6 +303,14 @@ def arguments() -> argparse.ArgumentParser:
     decode.add_argument("--max-tokens", type=int, default=128, help="of a translation")
     decode.add_argument("--early", action="store_true", help="the peer stops at as many hypotheses as beams")
     decode.add_argument("--batch-sizes", type=size_list, default=[16, 32, 64, 128], help="tried for the peer: 32,64")
+    engines = rows.add_parser("engines", help="sentences/s of engines against CTranslate2's own translate_batch")
+    engines.set_defaults(run=engines_row, peers=("ctranslate2",))
+    engines.add_argument("--model", type=Path, required=True, help="run folder, converted in float32 and in int8")
+    engines.add_argument("--data", type=Path, help="folder with train.{de,en} and test_2016_flickr.{de,en}; else dates")
+    for name, default in {"sentences": 1000, "alone": 50, "beam": 5, "rounds": 5, "seed": 1}.items():
+        engines.add_argument(f"--{name}", type=int, default=default)
+    engines.add_argument("--threads", type=int, help="of each (default: all cores)")
+    engines.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
     serve = rows.add_parser("serve", parents=[transformer], help="sentences/s of many clients against offline decoding")
     serve.set_defaults(run=serve_row, peers=(), rounds=5)
     serve.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")

@@ -12,17 +12,18 @@ if TYPE_CHECKING:
     from regard import serve
     from regard.api import load, save, side_by_side, steps
     from regard.config.run import train
+    from regard.evaluation.bench import bench
     from regard.evaluation.check import check
     from regard.models import zoo
 
 __all__ = [
     "CannotResume", "DamagedFile", "DiskTrouble", "InputError", "Interrupted", "RegardError", "RunFailed",
-    "__version__", "check", "load", "save", "serve", "side_by_side", "steps", "train", "zoo",
+    "__version__", "bench", "check", "load", "save", "serve", "side_by_side", "steps", "train", "zoo",
 ]  # fmt: skip
 
 _HOMES = {
-    "check": "evaluation.check", "load": "api", "save": "api", "side_by_side": "api", "steps": "api",
-    "train": "config.run",
+    "bench": "evaluation.bench", "check": "evaluation.check", "load": "api", "save": "api", "side_by_side": "api",
+    "steps": "api", "train": "config.run",
 }  # fmt: skip
 
 _PACKAGES = {"serve": "serve", "zoo": "models.zoo"}

@@ -43,7 +43,7 @@ def without_torch(*arguments: str) -> str:
     return done.stdout
 
 
-VERBS = "train init translate generate fill embed classify score show serve evaluate check plan"
+VERBS = "train init translate generate fill embed classify score show serve evaluate check plan bench"
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS.split())])

@@ -98,6 +98,8 @@ OPTIONS = {
     "n_best": Options(beam=4, n_best=3),
     "limited": Options(beam=3, max_tokens=5),
     "one_token": Options(beam=2, max_tokens=1),
+    "early_stopping": Options(beam=3, early_stopping=True),
+    "hugging_face": Options(beam=3, early_stopping=False, normalization="length", length_penalty=1.0),
     "nothing": Options(beam=2, max_tokens=0),
 }
 
@@ -114,12 +116,13 @@ def test_the_engine_gives_the_texts_and_scores_of_torch(pair: tuple[LoadedModel,
 
 def test_a_sentence_that_is_not_proven_is_searched_farther(monkeypatch: pytest.MonkeyPatch, folder: Path):
     model, engine = load(folder, engine="torch"), Translator(convert(folder), no_torch)
+    engine.patience = None
     horizons = []
     start = Translator._start
 
-    def noted(self: Translator, requests: Any, horizon: int, options: Options, stops: bool) -> list[Any]:
+    def noted(self: Translator, requests: Any, horizon: int, options: Options, rule: Any) -> list[Any]:
         horizons.append(horizon)
-        return start(self, requests, horizon, options, stops)
+        return start(self, requests, horizon, options, rule)
 
     monkeypatch.setattr("regard.engines.translator._first_horizon", lambda source, limit: 2)
     monkeypatch.setattr(Translator, "_start", noted)
@@ -130,16 +133,36 @@ def test_a_sentence_that_is_not_proven_is_searched_farther(monkeypatch: pytest.M
 
 
 def test_only_a_bound_below_the_best_scores_ends_a_search():
-    options = Options(beam=2, length_penalty=1.0)
+    options, limit = Options(beam=2, length_penalty=1.0), 20
     best = -3.0 / options.penalty(4.0)  # three tokens and the end token
-    found = [((5, 6, 7), -3.0, True), ((5, 6), -9.0, True)]
-    below, above = (best * options.penalty(20.0) + change for change in (-0.1, 0.1))
-    assert _farther(_Found(found, below), 8, 20, options, stops=False) is None
-    assert _farther(_Found(found, above), 8, 20, options, stops=False) == 16
-    assert _farther(_Found(found, below), 8, 20, replace(options, n_best=2), stops=False) == 20
-    assert _farther(_Found(found[:1], below), 8, 20, replace(options, n_best=2), stops=False) == 16
-    assert _farther(_Found(found, None), 8, 12, options, stops=False) == 12
-    assert _farther(_Found(found, above), 20, 20, options, stops=False) is None
+    ended = [((5, 6, 7), -3.0, True), ((5, 6), -9.0, True)]
+
+    def found(change: float, horizon: int = 8, hypotheses: Any = ended) -> _Found:
+        highest = best * options.penalty(float(limit)) + change
+        return _Found([*hypotheses, (tuple(range(horizon)), highest, False)], horizon)
+
+    assert _farther(found(-0.1), limit, options) is None
+    assert _farther(found(0.1), limit, options) == 16
+    assert _farther(found(-0.1), limit, replace(options, n_best=2)) == 20
+    assert _farther(found(-0.1, hypotheses=ended[:1]), limit, replace(options, n_best=2)) == 16
+    assert _farther(_Found(ended, 8), 12, options) == 12
+    assert _farther(found(0.1, horizon=20), limit, options) is None
+
+
+def test_the_least_patience_that_finds_the_best_hypotheses_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    proof = read_proof(convert(folder))
+    assert proof is not None
+    assert proof.patience == 1.0
+    rule = Translator._search
+
+    def impatient(self: Translator, requests: Any, options: Options, progress: Any) -> Any:
+        found = rule(self, requests, options, progress)
+        return found if self.patience != 1.0 else [[replace(one[0], text="!")] for one in found]
+
+    monkeypatch.setattr(Translator, "_search", impatient)
+    proof = read_proof(convert(folder))
+    assert proof is not None
+    assert proof.patience == 1.2
 
 
 @pytest.fixture
@@ -165,6 +188,13 @@ def test_what_the_engine_has_no_words_for_is_refused_by_name(name: str, tmp_path
     assert not place_of(source, "float32").exists()
 
 
+def test_a_rule_of_stopping_that_needs_all_hypotheses_is_left_to_torch(folder: Path):
+    convert(folder)
+    model = load(folder, engine="ctranslate2")
+    with pytest.warns(Note, match="does not honour early_stopping, so torch translates"):
+        model.translations(TEXTS, Options(beam=3, n_best=2, early_stopping=False))
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
@@ -172,7 +202,6 @@ def test_what_the_engine_has_no_words_for_is_refused_by_name(name: str, tmp_path
         ("temperature", Options(temperature=1.0)),
         ("no_repeat_ngram", Options(no_repeat_ngram=2)),
         ("min_tokens", Options(min_tokens=2)),
-        ("early_stopping", Options(beam=2, early_stopping=True)),
         ("stop", Options(stop=("cat",))),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from regard.store.loading import TRAINED_LENGTH, Loaded
 from regard.store.manifest import write_manifest
 
 _LINES = 200  # of the sample
+_PATIENCES = 1.0, 1.2, 1.5, 2.0  # of CTranslate2's beam search, that are tried
 _LEAST_SHARE = 0.95  # of equal lines in float32, where only ties may differ
 
 
@@ -130,20 +131,40 @@ def _proof(loaded: Loaded, folder: Path, weights: str, precision: Precision, sam
     lines = list(sample.lines)
     with waiting(2 * len(lines), "checking") as advance:
         engine = Translator(folder, _no_torch)
+        engine.patience = _patience(engine, lines, replace(options, n_best=1, early_stopping="never"))
+        options = _honoured(options, engine)
         theirs = [found[0].text for found in engine.translations(lines, options, progress=advance)]
         trained = loaded.config.get(TRAINED_LENGTH)
         found = translate(loaded.network, tokenizers, lines, options, progress=advance, trained_length=trained)
     ours = [one[0].text for one in found]
     equal = sum(one == other for one, other in zip(ours, theirs))
-    bleus: list[float | None] = [None, None]
+    bleu = torch_bleu = None
     if sample.references is not None:
-        bleus = [round(quality(texts, sample.references).bleu, 2) for texts in (theirs, ours)]
+        bleu, torch_bleu = (round(quality(texts, sample.references).bleu, 2) for texts in (theirs, ours))
     kept = {name: getattr(options, name) for name in ("beam", "length_penalty", "normalization", "early_stopping")}
-    proof = Proof(weights, "ctranslate2", engine_version() or "", precision, kept, len(lines), equal, *bleus)
+    proof = Proof(weights, "ctranslate2", engine_version() or "", precision, kept, len(lines), equal, bleu,
+                  torch_bleu, engine.patience)  # fmt: skip
     if precision == "float32" and proof.share < _LEAST_SHARE:
         raise RunFailed(f"CTranslate2 answers only {equal:,} of {len(lines):,} lines as torch does, so the model is "
                         "not converted. Use --engine torch.")  # fmt: skip
     return proof
+
+
+def _patience(engine: Translator, lines: Sequence[str], options: Options) -> float | None:
+    """The least patience with which the engine finds the sample's best hypotheses; None: it must search exactly."""
+    engine.patience = None
+    exact = [found[0].text for found in engine.translations(lines, options)]
+    for patience in _PATIENCES:
+        engine.patience = patience
+        if [found[0].text for found in engine.translations(lines, options)] == exact:
+            return patience
+    return None
+
+
+def _honoured(options: Options, engine: Translator) -> Options:
+    """The options, or those of an exact search where the engine needs one."""
+    exact = options.early_stopping is False and engine.patience is None
+    return replace(options, early_stopping="never") if exact else options
 
 
 def _options(loaded: Loaded) -> Options:

@@ -56,6 +56,7 @@ class Proof:
     equal_lines: int
     bleu: float | None = None  # where the sample has references
     torch_bleu: float | None = None
+    patience: float | None = None  # of beam search, that gave the answers of an exact search; None: none did
 
     @property
     def share(self) -> float:
