@@ -6,7 +6,7 @@ PYTHON ?= python3
 BIN    := .venv/bin
 DEMO   ?= runs/demo
 
-.PHONY: demo test check storm notebook bench clean
+.PHONY: demo test check storm notebook docs bench clean
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
@@ -61,8 +61,8 @@ test: .venv/developing  ## all tests
 	$(BIN)/pytest -n auto
 
 check: .venv/developing  ## format, lint, types, layers, fast tests
-	$(BIN)/ruff format --check src tests bench
-	$(BIN)/ruff check src tests bench
+	$(BIN)/ruff format --check src tests bench book
+	$(BIN)/ruff check src tests bench book
 	$(BIN)/mypy --strict src
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto -m "not slow and not storm"
@@ -78,6 +78,14 @@ storm: .venv/developing  ## runs killed at random, full disks, damaged files, a 
 notebook: .venv/developing  ## run the notebook whole, in about three minutes, and store its results in it
 	cd docs && ../$(BIN)/jupyter execute --inplace --timeout=3600 tutorial.ipynb
 
+.venv/documenting: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	@touch $@
+
+docs: .venv/documenting  ## build the book into site/: open site/index.html
+	$(BIN)/python -m book
+	@echo "Open site/index.html in a browser."
+
 .venv/benching: .venv/installed bench/joey.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
 	$(BIN)/pip install --quiet --no-deps --requirement bench/joey.txt
@@ -89,4 +97,4 @@ bench: .venv/benching  ## our speed and a peer's, in turns; make bench DATA=fold
 	$(BIN)/python -m bench decode $(if $(DATA),--data $(DATA))
 
 clean:
-	rm -rf .venv build dist src/*.egg-info
+	rm -rf .venv build dist site src/*.egg-info

@@ -19,7 +19,7 @@ from tests.printed import UNRUN, Block, blocks, run_page
 from tests.small import TEXTS, save_model, small
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 QUICK = {"README.md"}  # every run of the tests runs it; `make storm` all pages
 STEPS = {"music.md": 20}  # so many that the model writes notes
 RUN = [

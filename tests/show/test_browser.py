@@ -22,6 +22,7 @@ from regard.show.embeddings import position_tables
 from regard.show.html import page
 from regard.show.payload import page_payload
 from regard.show.trace import AttentionTrace
+from regard.show.walk import walk
 from tests.laws.zoo import MODELS
 from tests.small import small
 
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("browser")  # without a browser no page is 
 TEXT = "The dogs played in the parks."
 TARGET = "the cat ran in a park"
 CLOSE = {"rel": 1.5e-3, "abs": 1e-5}  # half precision
-ALL_VIEWS = ["overview", "head", "matrix", "neuron", "generation", "positions", "ablation", "neighbours"]
+ALL_VIEWS = ["walk", "overview", "head", "matrix", "neuron", "generation", "positions", "ablation", "neighbours"]
 
 
 @dataclass(frozen=True)
@@ -89,8 +90,8 @@ VIEWS_OF = {
     "transformer": ALL_VIEWS,
     "bert": ALL_VIEWS,
     "gpt2": ALL_VIEWS,
-    "reformer": [*ALL_VIEWS[:6], "buckets", *ALL_VIEWS[6:]],
-    "seq2seq": ["generation", "neighbours"],
+    "reformer": [*ALL_VIEWS[:7], "buckets", *ALL_VIEWS[7:]],
+    "seq2seq": ["walk", "generation", "neighbours"],
 }
 
 
@@ -248,6 +249,45 @@ def test_a_weight_is_computed_from_its_vectors(
     [(weight, recorded)] = window.data('[data-step="weight"] output', "value", "recorded")
     assert weight == pytest.approx(float(weights[column]), rel=0.02, abs=2e-3)
     assert recorded == pytest.approx(float(weights[column]), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "head", "row"),
+    [("bahdanau", "decoder.0.cross", 0, 3), ("transformer", "decoder.1.cross", 1, 2), ("bert", "encoder.0.self", 2, 4)],
+)
+def test_the_walk_shows_the_tensors_of_the_model(
+    pages: dict[str, Page], window: Window, name: str, layer: str, head: int, row: int
+):
+    example = pages[name].trace.example
+    tokenizer = example.tokenizers[0 if example.network.shape == "encoder" else 1]
+    found = walk(example.network, tokenizer, example.collector.inputs, example.target_ids)
+    window.go(pages[name].address, view="walk", layer=layer, head=head, row=row)
+
+    def drawn(step: str, part: str) -> list[float]:
+        [(text,)] = window.data(f'[data-step="{step}"] [data-part="{part}"]', "values")
+        return [float(value) for value in str(text).split()]
+
+    embedded = next(one for one in found.embeddings if one.side == ("source" if name == "bert" else "decoder_input"))
+    output = found.outputs[layer][head, row].tolist()
+    assert drawn("embedding", "read") == pytest.approx(embedded.read[row].tolist(), **CLOSE)
+    assert drawn("sum", "output") == pytest.approx(output, **CLOSE)
+    assert drawn("sum", "sum") == pytest.approx(output, rel=0.02, abs=5e-3)
+    last = len(found.states) - 1
+    assert drawn("layers", f"layer-{last}") == pytest.approx(found.states[last, row].tolist(), **CLOSE)
+    shown = [value for (value,) in window.data('[data-step="prediction"] .bar', "value")]
+    assert shown == pytest.approx(found.logits[row].softmax(-1)[: len(shown)].tolist(), rel=1e-3, abs=1e-6)
+
+
+def test_sampling_follows_temperature_and_top_k(pages: dict[str, Page], window: Window):
+    window.go(pages["gpt2"].address, view="walk", row=2)
+    before = [value for (value,) in window.data('[data-step="prediction"] .bar', "value")]
+    window.page.get_by_label("temperature").fill("0.5")
+    colder = [value for (value,) in window.data('[data-step="prediction"] .bar', "value")]
+    assert colder[0] > before[0]
+    window.page.get_by_label("top-k").fill("1")
+    assert window.data('[data-step="prediction"] .bar', "value") == [[1]]
+    window.page.get_by_role("button", name="Sample").click()
+    assert window.page.text_content(".drawn") == window.page.text_content('[data-step="prediction"] .bar .name')
 
 
 @pytest.mark.parametrize("name", ["bahdanau", "transformer", "gpt2", "reformer", "seq2seq"])
@@ -516,8 +556,8 @@ def test_a_link_restores_the_view(pages: dict[str, Page], browser: Any):
 
 
 KEYS = {
-    "overview": "o", "head": "h", "matrix": "m", "neuron": "n", "generation": "g", "positions": "p", "buckets": "b",
-    "ablation": "x", "neighbours": "e", "compare": "c",
+    "walk": "i", "overview": "o", "head": "h", "matrix": "m", "neuron": "n", "generation": "g", "positions": "p",
+    "buckets": "b", "ablation": "x", "neighbours": "e", "compare": "c",
 }  # fmt: skip
 
 

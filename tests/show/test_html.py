@@ -101,7 +101,7 @@ def trace_of(tokens: list[str], blob: int = 0) -> dict:
     return {
         "label": tokens[1], "model": tokens[2], "shape": "encoder", "layers": [layer], "generation": None,
         "beams": None, "sides": {"source": {"tokens": tokens, "word_spans": spans, "word_texts": tokens}},
-        "positions": [], "neighbours": None, "ablation": None, "alignment": None,
+        "positions": [], "walk": None, "neighbours": None, "ablation": None, "alignment": None,
     }  # fmt: skip
 
 

@@ -60,8 +60,9 @@ def test_the_payload_of_every_kind_of_model_is_complete(name: str):
     trace = traced(name)
     blobs = Blobs()
     found = json.loads(json.dumps(trace_payload(trace, blobs, "one"), allow_nan=False))
-    keys = "label model shape sides layers generation beams positions neighbours ablation alignment prompt left_out"
-    assert set(found) == set(keys.split())
+    keys = "label model shape sides layers beams alignment prompt left_out"
+    views = "walk generation positions neighbours ablation"
+    assert set(found) == {*keys.split(), *views.split()}
     assert found["label"] == "one"
     assert sorted({ref["blob"] for ref in refs(found)}) == list(range(len(blobs.data)))
     assert all(unpacked(ref, blobs.data).isfinite().all() for ref in refs(found))

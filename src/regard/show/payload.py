@@ -23,6 +23,7 @@ from regard.show.embeddings import nearest_neighbours, position_tables
 from regard.show.generation import generation_steps
 from regard.show.html import page
 from regard.show.labels import layer_label
+from regard.show.walk import Walk, walk
 from regard.store.files import write_output
 
 if TYPE_CHECKING:
@@ -153,7 +154,9 @@ def trace_payload(
 
 
 _STOPPED = "stopped before it was ready"
-_NO_EXAMPLE: dict[str, Any] = {"generation": None, "positions": [], "neighbours": None, "ablation": None}
+_NO_EXAMPLE: dict[str, Any] = {
+    "walk": None, "generation": None, "positions": [], "neighbours": None, "ablation": None,
+}  # fmt: skip
 
 
 def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Progress) -> tuple[dict[str, Any], bool]:
@@ -169,6 +172,7 @@ def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Pr
         progress(0)
         tables = position_tables(network, max(1, tokens))
         found["positions"] = [{**entry, "table": blobs.add(entry["table"])} for entry in tables]
+        found["walk"] = _walk(walk(network, tokenizer, inputs, target_ids), blobs)
         if tokens <= _MAX_TOKENS:
             steps = generation_steps(network, tokenizer, inputs, target_ids, generated=example.generated)
             found["generation"] = steps or None
@@ -244,6 +248,24 @@ def _layer(trace: AttentionTrace, name: str, layer: LayerAttention, blobs: Blobs
         "confidence": _finite(layer.confidence) if cross else None,
         "score_inputs": None if layer.score_inputs is None else _score_inputs(layer.score_inputs, blobs),
         "value_norms": blobs.add(layer.value_norms), "buckets": blobs.add(layer.buckets, "i4"),
+    }  # fmt: skip
+
+
+def _walk(found: Walk | None, blobs: Blobs) -> dict[str, Any] | None:
+    """The JSON object of a walk."""
+    if found is None:
+        return None
+    return {
+        "embeddings": {
+            one.side: {name: blobs.add(getattr(one, name)) for name in ("table", "position", "read")}
+            for one in found.embeddings
+        },
+        "layers": {
+            name: {"values": blobs.add(values), "outputs": blobs.add(found.outputs[name])}
+            for name, values in found.values.items()
+        },
+        "states": blobs.add(found.states), "logits": blobs.add(found.logits, "f4"), "candidates": found.candidates,
+        "feedforward": found.feedforward,
     }  # fmt: skip
 
 

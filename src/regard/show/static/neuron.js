@@ -47,7 +47,7 @@ function maxAbsolute(...lists) {
 }
 
 // The computation of one query of a head: score, exponential and weight of each key, and the recorded weights.
-async function computedRow(app, layer, head, row) {
+export async function computedRow(app, layer, head, row) {
   const {score_inputs: inputs} = layer;
   const [queries, keys] = [await app.store.tensor(inputs.query), await app.store.tensor(inputs.key)];
   const vector = inputs.vector ? vectorOf(await app.store.tensor(inputs.vector), head, 0) : null;

@@ -122,7 +122,8 @@ export function drawnLabel(text, maxLength) {
   return [svg("tspan", {class: "space"}, space), short.slice(space.length)];
 }
 
-// Bars with a text on the left and a number on the right: rows are [{text, value, marked?, note?}]; values are 0 or more.
+// Bars with a text on the left and a number on the right: rows are [{text, value, marked?, note?, shown?}]; values are 0 or more,
+// and `shown` stands instead of the number.
 export function barChart(name, rows, {most = null, maxLength = 14} = {}) {
   const width = roomFor(520);
   const [height, left, right] = [25, 130, 120];
@@ -139,7 +140,7 @@ export function barChart(name, rows, {most = null, maxLength = 14} = {}) {
     svg("title", {}, `${visible(row.text)} ${row.value}`),
     svg("text", {class: "name", x: left - 10, y: y + height / 2, dy: ".35em", "text-anchor": "end"}, drawnLabel(row.text, maxLength)),
     svg("rect", {x: left, y: y + 5, width: long, height: height - 9, rx: 2}),
-    svg("text", {class: "amount", x: left + long + 7, y: y + height / 2, dy: ".35em"}, row.note ? `${number(row.value)}  ${row.note}` : number(row.value))));
+    svg("text", {class: "amount", x: left + long + 7, y: y + height / 2, dy: ".35em"}, row.shown ?? (row.note ? `${number(row.value)}  ${row.note}` : number(row.value)))));
   });
   return root;
 }

@@ -1,0 +1,117 @@
+"""Assembles the pages of the book: equations become MathML, and links to source become that source."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+
+from book import live, reference
+
+ROOT = Path(__file__).parent.parent
+# Pages of the repository that stand outside docs/, and where the book has them.
+OUTSIDE = {
+    "ARCHITECTURE.md": "reference/architecture.md",
+    "CONTRIBUTING.md": "reference/contributing.md",
+    "CHANGELOG.md": "reference/changes.md",
+    "bench/RESULTS.md": "reference/benchmarks.md",
+}
+_PICTURES = ("*.png", "*.svg", "*.css")
+_CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_BLOCK = re.compile(r"^\$\$(.+?)\$\$$", re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+?)\$(?![\w$])")
+_SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\(((?:\.\./)*src/regard/[\w/]+\.py)\)$", re.MULTILINE)
+_LIVE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*live/([\w-]+)\.json(#[\w=&.]*)?\)$", re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
+
+
+class NotFound(Exception):
+    """A page names something that is not there."""
+
+
+def assemble(folder: Path) -> None:
+    """Write every page and picture of the book into a folder, which is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    docs = ROOT / "docs"
+    written = {path.relative_to(docs).as_posix(): path for path in sorted(docs.rglob("*.md"))}
+    written |= {name: ROOT / path for path, name in OUTSIDE.items()}
+    pages = {name: page(path.read_text(), path.relative_to(ROOT), name) for name, path in written.items()}
+    pages |= reference.pages()
+    pages |= {f"live/{path.stem}.html": live.page(path) for path in sorted((docs / "live").glob("*.json"))}
+    for name, text in pages.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for place in (docs, ROOT / "bench"):
+        for picture in [found for pattern in _PICTURES for found in place.rglob(pattern)]:
+            path = folder / inside_book(picture)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(picture, path)
+
+
+def page(markdown: str, home: Path, name: str) -> str:
+    """A page as the book shows it; the same text reads well where nothing is replaced."""
+    markdown = _SOURCE.sub(lambda found: source(found[1], home, found[2]), markdown)
+    markdown = _LIVE.sub(lambda found: frame(found[1], found[2], found[3] or "", name), markdown)
+    markdown = outside_code(markdown, equations)
+    return outside_code(markdown, lambda text: _LINK.sub(lambda found: relink(found, home, name), text))
+
+
+def outside_code(markdown: str, change: Callable[[str], str]) -> str:
+    """Change the text of a page, but not its code."""
+    parts = _CODE.split(markdown)
+    return "".join(part if number % 2 else change(part) for number, part in enumerate(parts))
+
+
+def equations(text: str) -> str:
+    """LaTeX between dollars as MathML, which browsers draw without a script."""
+    text = _BLOCK.sub(lambda found: f'<div class="equation">{convert(found[1].strip(), display="block")}</div>', text)
+    return _INLINE.sub(lambda found: convert(found[1]), text)
+
+
+def source(name: str, home: Path, link: str) -> str:
+    """The source of a class, function or method as a block of code under its path and line."""
+    path = (ROOT / home.parent / link).resolve()
+    text = path.read_text()
+    node: Any = ast.parse(text)
+    for part in name.split("."):
+        node = next((one for one in node.body if getattr(one, "name", None) == part), None)
+        if node is None:
+            raise NotFound(f"{home}: {path.relative_to(ROOT)} has no {name}")
+    first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+    lines = text.splitlines()[first - 1 : node.end_lineno]
+    code = "\n".join(line[node.col_offset :] for line in lines)
+    return f'```python title="{path.relative_to(ROOT)}, line {first}"\n{code}\n```'
+
+
+def frame(caption: str, name: str, selection: str, page: str) -> str:
+    """An attention page inside a page, with this view and head selected."""
+    if not (ROOT / "docs" / "live" / f"{name}.json").exists():
+        raise NotFound(f"{page}: there is no docs/live/{name}.json")
+    address = "../" * page.count("/") + f"live/{name}.html{selection}"
+    return (
+        f'<figure class="live"><iframe src="{address}" title="{caption}" loading="lazy"></iframe>'
+        f'<figcaption>{caption} <a href="{address}">Open it alone.</a></figcaption></figure>'
+    )
+
+
+def relink(found: re.Match[str], home: Path, name: str) -> str:
+    """The same link from a page of the book; what the book does not hold is named without a link's address."""
+    target, rest = found[1], found[2]
+    if "://" in target or target.startswith("mailto:"):
+        return found[0]
+    path = (ROOT / home.parent / target).resolve()
+    if not path.exists():
+        raise NotFound(f"{home}: there is no {target}")
+    return "../" * name.count("/") + inside_book(path) + rest
+
+
+def inside_book(path: Path) -> str:
+    """Where the book has a file of the repository."""
+    name = path.relative_to(ROOT).as_posix()
+    return "index.md" if name == "README.md" else OUTSIDE.get(name, name.removeprefix("docs/"))

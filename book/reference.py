@@ -1,0 +1,108 @@
+"""Reference pages that the code writes: commands from `--help`, docstrings of Python, keys of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import typer.main
+from click import Context
+
+import regard
+from regard.api import LoadedModel
+from regard.cli import app
+from regard.config.recipe import FineTuning, Text
+from regard.decode.options import Options
+from regard.models import zoo
+from regard.training.settings import Training
+
+_COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
+_TABLES = {"text": Text, "train": Training, "decode": Options}
+
+
+def pages() -> dict[str, str]:
+    """The Markdown of each generated page, by its name in the book."""
+    return {
+        "reference/commands.md": commands(),
+        "reference/python.md": python(),
+        "reference/recipe.md": recipe(),
+    }
+
+
+def commands() -> str:
+    """`regard VERB --help` of every verb."""
+    group: Any = typer.main.get_command(app)
+    parts = ["# Command line", "", "What `regard VERB --help` prints."]
+    for name, command in sorted(group.commands.items()):
+        context = Context(command, info_name=f"regard {name}", terminal_width=84, max_content_width=84)
+        parts += ["", f"## regard {name}", "", "```text", plain(command.get_help(context)), "```"]
+    return "\n".join(parts) + "\n"
+
+
+def plain(text: str) -> str:
+    """Help without trailing blanks."""
+    return "\n".join(line.rstrip() for line in text.strip().splitlines())
+
+
+def python() -> str:
+    """Signature and docstring of every public name."""
+    parts = ["# Python", "", "Every public name of `regard`, and the methods of a loaded model."]
+    for name in regard.__all__:
+        value = getattr(regard, name)
+        if callable(value) and not inspect.isclass(value):
+            parts += entry(f"regard.{name}", value)
+    parts += ["", "## A loaded model", "", inspect.getdoc(LoadedModel) or ""]
+    for name, value in vars(LoadedModel).items():
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
+            parts += entry(f"model.{name}", value, level="###")
+    parts += ["", "## The zoo", "", "Every model of the lineage is a function that returns a description."]
+    for name in sorted(vars(zoo)):
+        value = getattr(zoo, name)
+        if inspect.isfunction(value):
+            parts += entry(f"regard.zoo.{name}", value, level="###")
+    parts += ["", "## Errors", ""]
+    errors = [value for name in regard.__all__ if inspect.isclass(value := getattr(regard, name))]
+    parts += [f"- `regard.{one.__name__}`: {(inspect.getdoc(one) or '').splitlines()[0]}" for one in errors]
+    return "\n".join(parts) + "\n"
+
+
+def entry(name: str, value: Any, level: str = "##") -> Iterator[str]:
+    """One function, method or property."""
+    function: Callable[..., Any] | None = value.fget if isinstance(value, property) else value
+    if function is None:
+        return
+    yield from ("", f"{level} {name}", "")
+    if not isinstance(value, property):
+        arguments = [str(one) for key, one in inspect.signature(function).parameters.items() if key != "self"]
+        yield from ("```text", f"{name}({', '.join(arguments)})", "```", "")
+    yield inspect.getdoc(function) or ""
+
+
+def recipe() -> str:
+    """Every key of a recipe: its type, its default, and the comment beside it."""
+    parts = ["# Recipe keys", "", "A recipe is a TOML file with these tables. [Recipes](../recipes.md) explains them."]
+    models = ", ".join(f"`{name}`" for name in sorted(vars(zoo)) if inspect.isfunction(getattr(zoo, name)))
+    parts += ["", "## [model]", "", f"`name`: one of {models}, with the arguments of that function"]
+    parts += ["([Python](python.md)). Or `init`, the folder of a pretrained model, with these keys:", ""]
+    parts += table(FineTuning)
+    for name, cls in _TABLES.items():
+        parts += ["", f"## [{name}]", "", (inspect.getdoc(cls) or "").replace("[", "`[").replace("]", "]`"), ""]
+        parts += table(cls)
+    return "\n".join(parts) + "\n"
+
+
+def table(cls: type) -> list[str]:
+    """The fields of a dataclass as a Markdown table."""
+    comments = dict(_COMMENT.findall(inspect.getsource(cls)))
+    rows = ["| key | type | default | |", "|---|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        said = "" if default is dataclasses.MISSING else f"`{default}`"
+        cells = (f"`{field.name}`", f"`{field.type}`", said, comments.get(field.name, ""))
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return rows
