@@ -22,7 +22,7 @@ else
 endif
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt $(if $(TORCH_INDEX),--no-deps --index-url $(TORCH_INDEX)) torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[serve,demo,tensorboard]'
 	@touch $@
 
 .venv/developing: .venv/installed

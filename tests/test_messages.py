@@ -316,7 +316,7 @@ def config_and_weights(scene: Scene) -> list[str]:
 @case
 def unknown_architecture(scene: Scene) -> list[str]:
     path = scene.model / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "llama"}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "mamba"}))
     return scene.translate()
 
 

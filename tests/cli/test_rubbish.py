@@ -89,7 +89,7 @@ DAMAGES = [
     ("not-json", "config.json", b"{"),
     ("a-list", "config.json", b"[1]"),
     ("no-model", "config.json", b'{"model_type": "regard"}'),
-    ("unknown-type", "config.json", b'{"model_type": "llama"}'),
+    ("unknown-type", "config.json", b'{"model_type": "mamba"}'),
     ("own-code", "config.json", b'{"model_type": "gpt2", "auto_map": {}}'),
     ("cut-weights", "model.safetensors", b"\x08\0\0\0\0\0\0\0{}"),
     ("empty-weights", "model.safetensors", b""),

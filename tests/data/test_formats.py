@@ -385,7 +385,7 @@ def test_rows_of_a_csv_that_are_not_utf8_can_be_skipped(tmp_path: Path, cache: C
         ("t.pdf", b"%PDF-1.7", "t.pdf is a PDF, not text. Extract its text: pdftotext"),
         ("t.txt", b"%PDF-1.7 ...", "t.txt is a PDF, not text"),
         ("t.zip", b"PK\x03\x04", "t.zip is an archive, not text. Unpack it"),
-        ("t.parquet", b"PAR1", "t.parquet is a binary table, not text"),
+        ("t.txt", b"PAR1", "t.txt is a binary table, not text"),
     ],
 )
 def test_a_document_that_is_no_text_is_named(

@@ -14,14 +14,26 @@ from regard.layers.feedforward import FeedForward
 from regard.layers.gated_attention import GatedAttention
 from regard.layers.join import PreNorm, Replace, RMSNorm
 from regard.layers.lsh.masks import RankWindow
-from regard.layers.patterns import Causal, LocalM, LocalP, SourcePattern, Window
+from regard.layers.patterns import Causal, LocalM, LocalP, Pattern, SourcePattern, Window
 from regard.layers.positions import ALiBi, Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.layers.recurrent import GRU, LSTM, RNN, Averaged
 from regard.layers.reversible import Reversible
 from regard.layers.scores import Additive, Dot, General, ReducedRank, Uniform
 from regard.models import zoo
 from regard.models.model import Model, Network, Stack
-from regard.models.readouts import Label, Last, LayerMix, Max, Mean, Number, Tags, Vector
+from regard.models.readouts import (
+    Dense,
+    Label,
+    Last,
+    LayerMix,
+    Max,
+    Mean,
+    MultiLabel,
+    Number,
+    Tags,
+    Vector,
+    WeightedMean,
+)
 
 VOCABULARY = 40
 WIDTH = 24
@@ -35,6 +47,27 @@ def windowed() -> Model:
     """A language model with a sliding window."""
     layer = (SelfAttention(2, pattern=Window(5), position=Rotary()), FeedForward(32, "silu", gated=True))
     return Model(WIDTH, Embed(), decoder=Stack(2 * (layer,), PreNorm(RMSNorm())))
+
+
+def llama(pattern: Pattern) -> Model:
+    """A decoder as Llama's: grouped keys, rotary positions, RMS norms, a gated feed-forward."""
+    attention = SelfAttention(6, pattern, position=Rotary(), key_heads=2, biased=True, out_biased=False)
+    layer = attention, FeedForward(32, "silu", gated=True, biased=False)
+    return Model(WIDTH, Embed(), decoder=Stack(2 * (layer,), PreNorm(RMSNorm())))
+
+
+def albert() -> Model:
+    """An encoder as ALBERT's: a narrow embedding, and layers that share weights."""
+    model = zoo.bert(**SMALL | {"depth": 3}, max_positions=64)
+    readout = replace(model.readout, transform=replace(model.readout.transform, width=10))
+    encoder = replace(model.encoder, groups=2)
+    return replace(model, embed=replace(model.embed, inner=10), encoder=encoder, readout=readout)
+
+
+def sharing(model: Model) -> Model:
+    """The model with layers that share weights in all its stacks."""
+    stacks = {name: replace(stack, groups=1) for name, stack in model.stacks.items()}
+    return replace(model, **stacks)
 
 
 def transformer_with(pattern: SourcePattern) -> Model:
@@ -65,6 +98,8 @@ TRANSLATORS: dict[str, Model] = {
     "transformer": zoo.transformer(**SMALL),
     "pre-norm": zoo.transformer(**SMALL, join=PreNorm(), position=Learned(128), tied=False, decoder_depth=1),
     "rotary": zoo.transformer(**SMALL, position=Rotary(), shared=False),
+    "shared layers": sharing(zoo.transformer(**SMALL, position=Sinusoid(2e4, first=2), join=PreNorm())),
+    "shared layers, reversible": sharing(zoo.transformer(**SMALL, join=Reversible())),
     "concatenated": zoo.transformer(**SMALL, position=Concatenated(8, Sinusoid())),
     "relative bias": zoo.transformer(**SMALL, position=RelativeBias(8, 20), score=Dot(scaled=False)),
     "alibi": zoo.transformer(**SMALL, position=ALiBi()),
@@ -117,6 +152,8 @@ LANGUAGE_MODELS: dict[str, Model] = {
     ),
     "gpt2, additive": zoo.gpt2(**SMALL, score=Additive(7), position=None),
     "windowed": windowed(),
+    "llama": llama(Causal()),
+    "llama, windowed": llama(Window(5)),
     "reformer": zoo.reformer(
         **SMALL, pattern=RankWindow(3), buckets=4, rounds=1, attention=("lsh",), position=Axial((9, 20))
     ),
@@ -149,10 +186,16 @@ ENCODERS: dict[str, Model] = {
         readout=Label(NAMES, Mean()),
         mix=LayerMix(normed=True),
     ),
+    "albert": albert(),
+    "electra, discriminator": replace(zoo.bert(**SMALL, max_positions=64), readout=Tags(NAMES, inner="gelu")),
     "bert, label": replace(zoo.bert(**SMALL, max_positions=64), readout=Label(NAMES)),
     "bert, number": replace(zoo.bert(**SMALL, max_positions=64), readout=Number(Max(), inner=None)),
     "bert, tags": replace(zoo.bert(**SMALL, max_positions=64), readout=Tags(NAMES)),
     "bert, vector": replace(zoo.bert(**SMALL, max_positions=64), readout=Vector(Mean())),
+    "bert, several labels": replace(zoo.bert(**SMALL, max_positions=64), readout=MultiLabel(NAMES)),
+    "bert, dense vector": replace(
+        zoo.bert(**SMALL, max_positions=64), readout=Vector(WeightedMean(), dense=(Dense(10), Dense(7, None)))
+    ),
 }
 GENERATORS = TRANSLATORS | LANGUAGE_MODELS
 MODELS = GENERATORS | CLASSIFIERS | ENCODERS

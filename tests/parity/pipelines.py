@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sentencepiece
 import torch
 import transformers as t
 from tokenizers import processors
@@ -111,6 +113,29 @@ T5_FILES = spiece("spiece.model", pad_id=0, eos_id=1, unk_id=2, bos_id=-1)
 XLM_FILES = spiece("sentencepiece.bpe.model", unk_id=0, bos_id=1, eos_id=2)
 _REFORMER_FILES: dict[str, Any] = {"model_type": "bpe", "unk_id": 2, "eos_id": 1, "bos_id": -1, "pad_id": 0}
 REFORMER_FILES = spiece("spiece.model", **_REFORMER_FILES)
+ALBERT_FILES = spiece("spiece.model", pad_id=0, unk_id=1, bos_id=-1, eos_id=-1,
+                      control_symbols=["[CLS]", "[SEP]", "[MASK]"])  # fmt: skip
+
+
+def m2m100_files(folder: Path) -> None:
+    """vocab.json beside the SentencePiece model; the codes of languages are in neither."""
+    XLM_FILES(folder)
+    model = sentencepiece.SentencePieceProcessor(str(folder / "sentencepiece.bpe.model"))
+    pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *pieces]
+    write_json(folder / "vocab.json", {token: number for number, token in enumerate(tokens)})
+
+
+def llama_files(folder: Path) -> None:
+    """Llama's BPE of characters and bytes, with a token before every text."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    letters = sorted({letter for line in LINES[:5] for letter in line.replace(" ", "▁")})
+    words = ["▁t", "he", "▁the", "er", "ir", "▁b", "▁bir", "▁bird"]
+    vocabulary = {token: number for number, token in enumerate(["<unk>", "<s>", "</s>", *bytes_, *letters, *words])}
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("e", "r"), ("i", "r"), ("▁", "b"), ("▁b", "ir"), ("▁bir", "d")]
+    t.LlamaTokenizer(vocab=vocabulary, merges=merges, add_bos_token=True).save_pretrained(folder)
+
+
 MASKED_FILES = spiece("spiece.model", **_REFORMER_FILES, user_defined_symbols=["<mask>"])
 
 BERT_FORMS = {
@@ -164,6 +189,24 @@ FORMS: dict[str, dict[str, Write]] = {
     "t5": T5_FORMS,
     "mt5": {"spiece.model": form(T5_FILES, extra_ids=0), "json": saved("T5Tokenizer", T5_FILES)},
     "marian": {"spm": write_marian, "spm, separate": lambda folder: write_marian(folder, separate=True)},
+    "electra": {name: BERT_FORMS[name] for name in ("vocab.txt", "json, own template, no class")},
+    "albert": {
+        "spiece.model": form(ALBERT_FILES),
+        "spiece.model, cased": form(ALBERT_FILES, do_lower_case=False, keep_accents=True),
+        "json": saved("AlbertTokenizer", ALBERT_FILES),
+    },
+    "bart": {name: ROBERTA_FORMS[name] for name in ("merges", "json")},
+    "mbart": {
+        "sentencepiece.bpe.model": form(XLM_FILES, tokenizer_class="MBartTokenizer", src_lang="de_DE"),
+        "mBART-50": form(XLM_FILES, tokenizer_class="MBart50Tokenizer", src_lang="ro_RO", tgt_lang="fr_XX"),
+        "json": saved("MBartTokenizer", XLM_FILES),
+    },
+    "m2m_100": {
+        "vocab.json": form(m2m100_files, tokenizer_class="M2M100Tokenizer", src_lang="de", tgt_lang="fr"),
+    },
+    "llama": {"json": llama_files},
+    "mistral": {"json": llama_files},
+    "qwen2": {"json": saved("Qwen2Tokenizer", GPT2_FILES)},
     "reformer": {"spiece.model": form(REFORMER_FILES), "json": saved("ReformerTokenizer", REFORMER_FILES)},
 }
 # The published tokenizer of Reformer has no mask token, without which neither library fills one.
@@ -185,6 +228,10 @@ _REFORMER = {"hidden_size": 24, "attention_head_size": 8, "num_attention_heads":
              "max_position_embeddings": 512, "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4,
              "num_buckets": 4, "num_hashes": 2, "hash_seed": 1}  # fmt: skip
 _GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 3, "n_positions": LONGEST}
+_BART = {**_MARIAN, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 1,
+         "forced_eos_token_id": 2}  # fmt: skip
+_LLAMA = {"hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6,
+          "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 _DISTILBERT = {"dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 36, "max_position_embeddings": LONGEST}
 
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -198,6 +245,14 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "mt5": ("MT5", _T5),
     "marian": ("Marian", _MARIAN),
     "reformer": ("Reformer", _REFORMER),
+    "electra": ("Electra", {**_SMALL, "embedding_size": 16}),
+    "albert": ("Albert", {**_SMALL, "embedding_size": 16}),
+    "bart": ("Bart", {**_BART, "forced_bos_token_id": 0}),
+    "mbart": ("MBart", _BART),
+    "m2m_100": ("M2M100", _BART),
+    "llama": ("Llama", _LLAMA),
+    "mistral": ("Mistral", {**_LLAMA, "sliding_window": 7}),
+    "qwen2": ("Qwen2", {**_LLAMA, "bos_token_id": None, "eos_token_id": 0, "tie_word_embeddings": True}),
 }
 _REGRESSION = "ForSequenceClassification, one number"
 _ENCODER_HEADS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification",
@@ -210,6 +265,10 @@ HEADS: dict[str, tuple[str, ...]] = {
     "t5": ("ForConditionalGeneration", "EncoderModel"),
     "mt5": ("ForConditionalGeneration", "EncoderModel"),
     "marian": ("MTModel",),
+    "electra": ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
+    "albert": ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
+    **dict.fromkeys(("bart", "mbart", "m2m_100"), ("ForConditionalGeneration",)),
+    **dict.fromkeys(("llama", "mistral", "qwen2"), ("ForCausalLM", "ForSequenceClassification")),
     "reformer": ("ModelWithLMHead", "Model", "ForMaskedLM", "ForQuestionAnswering"),
 }  # fmt: skip
 
@@ -235,6 +294,8 @@ class Case:
         forms[self.form](folder)
         tokenizer = t.AutoTokenizer.from_pretrained(folder)
         size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
+        if self.kind == "m2m_100":
+            size = len(json.loads((folder / "vocab.json").read_text())) + len(tokenizer.lang_code_to_id)
         if self.kind == "gpt2":
             settings = {**settings, "bos_token_id": 0, "eos_token_id": 0}
         if self.kind == "marian":
@@ -395,6 +456,10 @@ def compare_generations(folder: Path, model: LoadedModel, texts: Sequence[str]) 
 def compare_translations(folder: Path, model: LoadedModel, texts: Sequence[str]) -> Iterator[bool]:
     theirs, tokenizer = t.AutoModelForSeq2SeqLM.from_pretrained(folder), t.AutoTokenizer.from_pretrained(folder)
     inputs = [tokenizer(text, return_tensors="pt") for text in texts]
+    target = getattr(tokenizer, "tgt_lang", None)  # which the pipeline for translation makes the first token
+    if target is not None:
+        codes = getattr(tokenizer, "lang_code_to_id", {})
+        inputs = [{**given, "forced_bos_token_id": codes[target]} for given in inputs]
     if hasattr(tokenizer, "_switch_to_target_mode"):
         tokenizer._switch_to_target_mode()
     for beam in (1, 3):
@@ -402,6 +467,7 @@ def compare_translations(folder: Path, model: LoadedModel, texts: Sequence[str])
         for given, found in zip(inputs, model.translations(texts, options)):
             expected = theirs.generate(**given, max_new_tokens=12, num_beams=beam)
             text = tokenizer.decode(expected[0], skip_special_tokens=True)
+            text = re.sub(r"__\w+?__", "", text)  # codes of languages, which M2M100 shows
             # With separate vocabularies, transformers does not know the padding of the target.
             yield found[0].text.strip() == text.replace("<pad>", "").strip()
 
@@ -418,6 +484,7 @@ COMPARISONS: dict[str, tuple[Compare, ...]] = {
     "ForQuestionAnswering": (compare_answers,),
     "ForNextSentencePrediction": (compare_next_sentences,),
     "LMHeadModel": (compare_generations, compare_vectors),
+    "ForCausalLM": (compare_generations, compare_vectors),
     "ModelWithLMHead": (compare_generations,),
     "ForConditionalGeneration": (compare_translations, compare_vectors),
     "MTModel": (compare_translations, compare_vectors),
@@ -427,7 +494,7 @@ COMPARISONS: dict[str, tuple[Compare, ...]] = {
 def run(case: Case, folder: Path, texts: Sequence[str]) -> Iterator[tuple[str, int, int]]:
     """-> per comparison its name, how many texts agree, and of how many."""
     model = regard.load(case.write(folder))
-    if case.kind == "reformer":  # a spiece.model removes spaces at the end, which transformers 5 keeps
+    if case.kind == "reformer" or case.form == "mBART-50":  # spaces at the end, which SentencePiece removes
         texts = [text.strip() for text in texts]
     fitting = [text for text in texts if 0 < len(model.tokenizer.encode(text)) < LONGEST // 2 - 10]
     spans = (compare_spans,) if case.head == "ForConditionalGeneration" and model.tokenizer.sentinels else ()

@@ -46,8 +46,8 @@ def test_decoders(name: str, batch: int, left: bool, tmp_path: Path):
     positions = (padding.long().cumsum(1) - 1).clamp_min(0)
     output = theirs(ids, attention_mask=padding.long(), position_ids=positions, output_hidden_states=True)
     found = network(ids, padding=padding)
-    if name == "gpt2, bare":
-        expected = output.last_hidden_state @ theirs.wte.weight.T
+    if name.endswith("bare"):
+        expected = output.last_hidden_state @ theirs.get_input_embeddings().weight.T
     else:
         expected = torch.stack([output.start_logits, output.end_logits], -1) if "spans" in name else output.logits
     close(found, expected, padding)
@@ -73,13 +73,15 @@ def test_encoder_decoders(name: str, batch: int, tmp_path: Path):
     record, all_layers = Record(), []
     network.hidden_states(target, **inputs, record=record, all_layers=all_layers)
     for one, other in zip(all_layers, output.decoder_hidden_states, strict=True):
-        close(one, other)
+        close(one, other, target_padding)
     real = padding[:, None, :, None].expand(output.encoder_attentions[0].shape)
     for number, weights in enumerate(output.encoder_attentions):
         close(record.matrix(f"encoder.{number}.self"), weights, real)
     for number, weights in enumerate(output.decoder_attentions):
-        close(record.matrix(f"decoder.{number}.self"), weights)
-        close(record.matrix(f"decoder.{number}.cross"), output.cross_attentions[number])
+        real = target_padding[:, None, :, None]
+        close(record.matrix(f"decoder.{number}.self"), weights, real.expand_as(weights))
+        cross = output.cross_attentions[number]
+        close(record.matrix(f"decoder.{number}.cross"), cross, real.expand_as(cross))
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -129,11 +131,19 @@ def test_encoders_without_a_head(name: str, tmp_path: Path):
         close(network(ids, padding=padding, **renamed(more)), output.pooler_output)
 
 
-def test_masked_lm_and_next_sentence_heads_together(tmp_path: Path):
-    theirs, network = pair(zoo.PRETRAINING["bert, pretraining"], tmp_path)
+@pytest.mark.parametrize("name", zoo.PRETRAINING)
+def test_masked_lm_and_sentence_heads_together(name: str, tmp_path: Path):
+    theirs, network = pair(zoo.PRETRAINING[name], tmp_path)
     ids, padding = rows()
     more = segments(theirs, ids)
     output = theirs(ids, attention_mask=padding.long(), **more)
     states = network.hidden_states(ids, padding=padding, **renamed(more))
     close(network.readout(states, padding), output.prediction_logits, padding)
-    close(network.auxiliary(states, padding), output.seq_relationship_logits)
+    close(network.auxiliary(states, padding), output.sop_logits if "albert" in name else output.seq_relationship_logits)
+
+
+def test_a_discriminator_tells_replaced_tokens_with_the_same_probability(tmp_path: Path):
+    theirs, network = pair(zoo.DISCRIMINATORS["electra, discriminator"], tmp_path)
+    ids, padding = rows()
+    found = network(ids, padding=padding).softmax(-1)[..., 1]
+    close(found, theirs(ids, attention_mask=padding.long()).logits.sigmoid(), padding)

@@ -19,6 +19,7 @@ from regard.errors import InputError
 from regard.store.convert import convert
 from tests.parity.folders import perturbed
 from tests.parity.pipelines import CASES, Case, config, lines, merges, run, saved, write_json
+from tests.store.published import edit, refusal
 
 # One head of every kind with all its tokenizer forms, and one form of every kind with all its heads.
 FIRST = {case.kind: case for case in reversed(CASES)}
@@ -115,3 +116,37 @@ def test_what_is_converted_from_our_own_form_keeps_what_stands_around_a_text(tmp
     for text, expected in zip(texts, first):
         found = {row["label"]: row["score"] for row in pipe([text])[0]}
         assert found == pytest.approx(expected, abs=2e-6)
+
+
+def test_each_of_several_labels_has_a_probability_of_its_own(tmp_path: Path):
+    Case("bert", "ForSequenceClassification", "vocab.txt").write(tmp_path)
+    edit(tmp_path / "config.json", problem_type="multi_label_classification")
+    convert(tmp_path, tmp_path / "ours", "regard")
+    convert(tmp_path / "ours", tmp_path / "again", "huggingface")
+    texts = lines(3)
+    for folder in (tmp_path, tmp_path / "again"):
+        pipe = t.pipeline("text-classification", model=str(folder), top_k=None, device="cpu")
+        for text, found in zip(texts, regard.load(tmp_path / "ours").classify(texts)):
+            expected = {row["label"]: row["score"] for row in pipe([text])[0]}
+            assert found.probabilities == pytest.approx(expected, abs=2e-6)
+            assert found.label == max(expected, key=expected.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ({"pretraining_tp": 2}, "pretraining_tp"),
+    ],
+)
+def test_settings_of_llama_that_we_lack_are_refused_by_name(settings: dict[str, object], name: str, tmp_path: Path):
+    Case("llama", "ForCausalLM", "json").write(tmp_path)
+    edit(tmp_path / "config.json", **settings)
+    assert name in refusal(tmp_path)
+
+
+def test_shared_layers_of_albert_that_repeat_within_a_group_are_refused_by_name(tmp_path: Path):
+    Case("albert", "Model", "spiece.model").write(tmp_path)
+    edit(tmp_path / "config.json", inner_group_num=2)
+    assert "inner_group_num = 2" in refusal(tmp_path)

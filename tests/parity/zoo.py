@@ -20,6 +20,15 @@ MARIAN = {"vocab_size": 40, "d_model": 24, "encoder_layers": 2, "decoder_layers"
           "decoder_attention_heads": 2, "encoder_ffn_dim": 36, "decoder_ffn_dim": 30, "max_position_embeddings": 64,
           "pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": None}  # fmt: skip
 
+BART = {"vocab_size": 40, "d_model": 24, "encoder_layers": 2, "decoder_layers": 1, "encoder_attention_heads": 3,
+        "decoder_attention_heads": 2, "encoder_ffn_dim": 36, "decoder_ffn_dim": 30, "max_position_embeddings": 32,
+        "pad_token_id": 0, "decoder_start_token_id": 1, "bos_token_id": 3, "eos_token_id": 1,
+        "forced_eos_token_id": None}  # fmt: skip
+ALBERT = {**BERT, "embedding_size": 14}
+LLAMA = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 6,
+         "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 3, "eos_token_id": 1,
+         "pad_token_id": 0}  # fmt: skip
+
 Make = Callable[[], Any]
 
 
@@ -59,6 +68,28 @@ def marian(*, biased: bool = True, **settings: Any) -> Make:
     return make
 
 
+def bart(name: str = "Bart", kind: str = "ForConditionalGeneration", *, biased: bool = True, **settings: Any) -> Make:
+    def make() -> Any:
+        model = getattr(t, f"{name}{kind}")(getattr(t, f"{name}Config")(**{**BART, **settings}))
+        if biased and name != "M2M100":
+            torch.nn.init.normal_(model.final_logits_bias)
+        return model
+
+    return make
+
+
+def electra(kind: str, **settings: Any) -> Make:
+    return lambda: getattr(t, f"Electra{kind}")(t.ElectraConfig(**{**ALBERT, **settings}))
+
+
+def albert(kind: str, **settings: Any) -> Make:
+    return lambda: getattr(t, f"Albert{kind}")(t.AlbertConfig(**{**ALBERT, **settings}))
+
+
+def llama(name: str = "Llama", kind: str = "ForCausalLM", **settings: Any) -> Make:
+    return lambda: getattr(t, f"{name}{kind}")(getattr(t, f"{name}Config")(**{**LLAMA, **settings}))
+
+
 NAMES = {"id2label": {0: "bad", 1: "so so", 2: "good"}, "label2id": {"bad": 0, "so so": 1, "good": 2}}
 
 DECODERS: dict[str, Make] = {
@@ -68,6 +99,22 @@ DECODERS: dict[str, Make] = {
     "gpt2, no scale": gpt2(scale_attn_weights=False, reorder_and_upcast_attn=True),
     "gpt2, untied": gpt2(tie_word_embeddings=False),
     "gpt2, odd": gpt2(n_inner=50, activation_function="relu", layer_norm_epsilon=1e-3, n_head=2),
+    "llama": llama(),
+    "llama, bare": llama(kind="Model"),
+    "llama, tied": llama(tie_word_embeddings=True, num_key_value_heads=6),
+    "llama, odd": llama(
+        head_dim=6,
+        attention_bias=True,
+        mlp_bias=True,
+        rms_norm_eps=1e-3,
+        hidden_act="gelu",
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        num_key_value_heads=1,
+    ),
+    "mistral": llama("Mistral", sliding_window=4),
+    "mistral, no window": llama("Mistral", sliding_window=None, tie_word_embeddings=True),
+    "qwen2": llama("Qwen2"),
+    "qwen2, tied": llama("Qwen2", tie_word_embeddings=True),
 }
 ENCODER_DECODERS: dict[str, Make] = {
     "t5": t5(),
@@ -83,6 +130,11 @@ ENCODER_DECODERS: dict[str, Make] = {
     ),
     "marian, untied": marian(share_encoder_decoder_embeddings=False, tie_word_embeddings=False),
     "marian, untied and shared": marian(tie_word_embeddings=False),
+    "bart": bart(),
+    "bart, odd": bart(biased=False, scale_embedding=True, activation_function="relu", tie_word_embeddings=False),
+    "mbart": bart("MBart", scale_embedding=True),
+    "m2m100": bart("M2M100"),
+    "m2m100, odd": bart("M2M100", scale_embedding=False, activation_function="gelu", tie_word_embeddings=False),
 }  # fmt: skip
 TOKEN_HEADS: dict[str, Make] = {
     "bert": bert("ForMaskedLM"),
@@ -97,19 +149,41 @@ TOKEN_HEADS: dict[str, Make] = {
     "roberta, spans": roberta("ForQuestionAnswering"),
     "distilbert, tags": distilbert("ForTokenClassification", **NAMES),
     "distilbert, spans": distilbert("ForQuestionAnswering"),
+    "electra": electra("ForMaskedLM"),
+    "electra, one width": electra("ForMaskedLM", embedding_size=24, hidden_act="relu"),
+    "electra, untied": electra("ForMaskedLM", tie_word_embeddings=False),
+    "electra, tags": electra("ForTokenClassification", **NAMES),
+    "electra, spans": electra("ForQuestionAnswering"),
+    "albert": albert("ForMaskedLM"),
+    "albert, odd": albert(
+        "ForMaskedLM",
+        embedding_size=24,
+        num_hidden_layers=5,
+        num_hidden_groups=2,
+        hidden_act="gelu",
+        tie_word_embeddings=False,
+    ),
+    "albert, tags": albert("ForTokenClassification", **NAMES),
+    "albert, spans": albert("ForQuestionAnswering"),
 }
 SEQUENCE_HEADS: dict[str, Make] = {
     "bert, labels": bert("ForSequenceClassification", **NAMES),
     "bert, regression": bert("ForSequenceClassification", num_labels=1),
     "bert, next sentence": bert("ForNextSentencePrediction"),
+    "bert, several labels": bert("ForSequenceClassification", problem_type="multi_label_classification", **NAMES),
     "roberta, labels": roberta("ForSequenceClassification", **NAMES),
     "distilbert, labels": distilbert("ForSequenceClassification", **NAMES),
     "distilbert, regression": distilbert("ForSequenceClassification", num_labels=1, problem_type="regression"),
     "gpt2, labels": gpt2("ForSequenceClassification", **NAMES),
+    "llama, labels": llama(kind="ForSequenceClassification", **NAMES),
+    "electra, labels": electra("ForSequenceClassification", **NAMES),
+    "electra, regression": electra("ForSequenceClassification", num_labels=1, problem_type="regression"),
+    "albert, labels": albert("ForSequenceClassification", **NAMES),
 }
 DECODER_TOKEN_HEADS: dict[str, Make] = {
     "gpt2, tags": gpt2("ForTokenClassification", **NAMES),
     "gpt2, spans": gpt2("ForQuestionAnswering"),
+    "qwen2, tags": llama("Qwen2", "ForTokenClassification", **NAMES),
 }
 ENCODERS: dict[str, Make] = {
     "bert, bare": bert("Model"),
@@ -118,8 +192,14 @@ ENCODERS: dict[str, Make] = {
     "distilbert, bare": distilbert("Model"),
     "t5, encoder": t5("EncoderModel"),
     "t5, gated encoder": t5("EncoderModel", feed_forward_proj="gated-gelu"),
+    "electra, bare": electra("Model"),
+    "albert, bare": albert("Model"),
 }
-PRETRAINING: dict[str, Make] = {"bert, pretraining": bert("ForPreTraining")}
+PRETRAINING: dict[str, Make] = {
+    "bert, pretraining": bert("ForPreTraining"),
+    "albert, pretraining": albert("ForPreTraining", num_hidden_layers=3),
+}
+DISCRIMINATORS: dict[str, Make] = {"electra, discriminator": electra("ForPreTraining", hidden_act="gelu_new")}
 ALL = {
     **DECODERS,
     **ENCODER_DECODERS,
@@ -128,4 +208,5 @@ ALL = {
     **DECODER_TOKEN_HEADS,
     **ENCODERS,
     **PRETRAINING,
+    **DISCRIMINATORS,
 }

@@ -58,7 +58,7 @@ def test_old_folders_without_model_type_are_recognised(folders: Path, tmp_path: 
         config = {**json.loads((folder / "config.json").read_text()), **change}
         (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key not in removed}))
         assert ours(folder).network.description == expected
-    edit(folder / "config.json", model_type=None, architectures=["LlamaForCausalLM"])
+    edit(folder / "config.json", model_type=None, architectures=["MambaForCausalLM"])
     assert "None" in refusal(folder)
 
 

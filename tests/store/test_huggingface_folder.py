@@ -119,7 +119,7 @@ def test_every_missing_and_unknown_tensor_is_named_at_once(folders: Path, tmp_pa
         ("t5", {"feed_forward_proj": "gated-mish"}, "gated-mish"),
         ("marian", {"normalize_before": True}, "normalize_before"),
         ("gpt2", {"architectures": ["GPT2DoubleHeadsModel"]}, "GPT2LMHeadModel"),
-        ("gpt2", {"model_type": "llama"}, "llama"),
+        ("gpt2", {"model_type": "mamba"}, "mamba"),
         ("gpt2", {"auto_map": {"AutoModel": "x.py"}}, "never runs"),
         ("gpt2", {"quantization_config": {"bits": 4}}, "quantization_config"),
         ("gpt2", {"n_layer": 4}, "h.3.ln_1.weight"),

@@ -96,8 +96,8 @@ def test_a_default_prompt_is_noted(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("module", "mode", "expected"),
-    [("", "pooling_mode_mean_tokens", ""), ("Dense", "pooling_mode_mean_tokens", "Dense"),
-     ("", "pooling_mode_weightedmean_tokens", "weightedmean")],
+    [("", "pooling_mode_mean_tokens", ""), ("Asym", "pooling_mode_mean_tokens", "Asym"),
+     ("", "pooling_mode_mean_sqrt_len_tokens", "mean_sqrt_len")],
 )  # fmt: skip
 def test_modules_and_pooling_modes_are_read_or_refused_by_name(tmp_path: Path, module: str, mode: str, expected: str):
     folder = save_theirs(perturbed(zoo.ALL["bert, bare"]()), tmp_path / "m")
@@ -114,3 +114,39 @@ def test_modules_and_pooling_modes_are_read_or_refused_by_name(tmp_path: Path, m
         for path in ("../1_Pooling", "a\nb", "a" * 300, "a\0", "\ud800", "/etc", "a\\b", ".."):
             (folder / "modules.json").write_text(json.dumps([MODULES[0], {**MODULES[1], "path": path}]))
             assert "outside" in refusal(folder)
+
+
+def test_dense_layers_and_the_weighted_mean_are_those_of_sentence_transformers(tmp_path: Path):
+    theirs = perturbed(zoo.ALL["bert, bare"]())
+    folder = sentence_folder(save_theirs(theirs, tmp_path / "m"))
+    kinds = ["Transformer", "Pooling", "Dense", "Dense", "Normalize"]
+    (folder / "modules.json").write_text(json.dumps([
+        {"idx": number, "name": str(number), "path": f"{number}_{kind}" if number else "", "type": f"x.models.{kind}"}
+        for number, kind in enumerate(kinds)]))  # fmt: skip
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_weightedmean_tokens": true}')
+    torch.manual_seed(4)
+    layers = torch.nn.Linear(24, 10), torch.nn.Linear(10, 7, bias=False)
+    for number, layer, activation in ((2, layers[0], "activation.Tanh"), (3, layers[1], "linear.Identity")):
+        (folder / f"{number}_Dense").mkdir()
+        settings = {
+            "in_features": layer.in_features,
+            "out_features": layer.out_features,
+            "activation_function": f"torch.nn.modules.{activation}",
+            "bias": layer.bias is not None,
+        }
+        (folder / f"{number}_Dense" / "config.json").write_text(json.dumps(settings))
+        tensors = {f"linear.{name}": tensor for name, tensor in layer.state_dict().items()}
+        save_file(tensors, folder / f"{number}_Dense" / "model.safetensors")
+    model = regard.load(folder)
+    (found,) = model.embed(["abcdefgh"])
+    with torch.no_grad():
+        states = theirs(torch.tensor([model.tokenizer.encode("abcdefgh")])).last_hidden_state[0]
+        weights = torch.arange(1, len(states) + 1) / sum(range(1, len(states) + 1))
+        expected = layers[1](torch.tanh(layers[0](weights @ states)))
+    np.testing.assert_allclose(found, expected / expected.norm(), atol=2e-6)
+    convert(folder, tmp_path / "own", "regard")
+    convert(tmp_path / "own", tmp_path / "theirs", "huggingface")
+    np.testing.assert_array_equal(regard.load(tmp_path / "theirs").embed(["abcdefgh"])[0], found)
+    assert json.loads((tmp_path / "theirs" / "2_Dense" / "config.json").read_text())["in_features"] == 24
+    edit(folder / "2_Dense" / "config.json", activation_function="torch.nn.modules.activation.Softmax")
+    assert 'activation_function = "Softmax"' in refusal(folder)

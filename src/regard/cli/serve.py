@@ -14,7 +14,7 @@ import typer
 from regard.cli.options import Device, Parts, Threads, own_parts, use_threads
 from regard.errors import InputError, Interrupted
 
-EXTRA = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+EXTRA = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "babel")
 
 
 def serve(

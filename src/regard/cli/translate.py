@@ -319,7 +319,7 @@ def embed(
         raise InputError("vectors cannot be printed to a terminal (regard embed). Add > vectors.npy, or --json.")
     loaded = load_model(model, device, threads, parts)
     options: Row = {"pool": pool, "layer": _layer(layer), "normalised": normalised, "stateful": stateful}
-    whole = [np.zeros((0, loaded.description.vector_width), dtype=np.float32)]
+    whole = [np.zeros((0, loaded.description.embedding_width), dtype=np.float32)]
     names: list[str] = []
     starts = [0]
     # A state is carried over all lines, so they are read at once.

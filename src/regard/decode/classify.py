@@ -13,14 +13,14 @@ from regard.decode.generate import QUIET, Progress
 from regard.decode.inputs import batched_inputs, text_template
 from regard.errors import InputError
 from regard.models.model import AnyReadout, Model, Network
-from regard.models.readouts import NEXT_SENTENCE, Label, Tags
+from regard.models.readouts import NEXT_SENTENCE, Label, MultiLabel, Tags
 
 NO_TAG = "_"  # of a word without a token, such as a control character that the tokenizer removes
 
 
 @dataclass(frozen=True)
 class LabelPrediction:
-    """The most likely label of a text, and the probability of each label."""
+    """The most likely label of a text, and the probability of each label; those of a multi-label head sum to any."""
 
     label: str
     probabilities: dict[str, float] = field(repr=False)
@@ -61,8 +61,9 @@ def classify(
         return list(_predict_tags(network, tokenizer, texts, progress))
     found: dict[int, Prediction] = {}
     for indices, outputs in _outputs(network, tokenizer, texts, progress):
-        if readout.outputs == "labels":
-            found |= {index: _predict_label(network, row) for index, row in zip(indices, outputs.softmax(-1))}
+        if isinstance(readout, Label | MultiLabel):
+            rows = readout.probabilities(outputs)
+            found |= {index: _predict_label(network, row) for index, row in zip(indices, rows)}
         else:
             found |= {index: NumberPrediction(float(row[0])) for index, row in zip(indices, outputs)}
     return [found[index] for index in range(len(texts))]
@@ -83,7 +84,7 @@ def predicts_next_sentence(model: Model) -> bool:
 def label_names(network: Network) -> tuple[str, ...]:
     """The labels that a model predicts; none for regression."""
     readout = predicted_readout(network.description)
-    return readout.labels if isinstance(readout, Label | Tags) else ()
+    return readout.labels if isinstance(readout, Label | MultiLabel | Tags) else ()
 
 
 def _predict_label(network: Network, probabilities: Tensor) -> LabelPrediction:

@@ -49,11 +49,13 @@ def embed(
     """
     if pool is not None and pool not in POOLS:
         raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, POOLS)}')
-    found = np.zeros((len(texts), network.description.vector_width), dtype=np.float32)
+    own = pool is None and network.description.readout.outputs == "vectors"
+    width = network.description.embedding_width if own else network.description.vector_width
+    found = np.zeros((len(texts), width), dtype=np.float32)
     encoded = _encode(network, tokenizer, texts, max_length)
     batches = _hidden_states(network, tokenizer, texts, encoded, layer, progress, stateful=stateful)
     for indices, states, padding in batches:
-        if pool is None and network.description.readout.outputs == "vectors":
+        if own:
             vectors: Tensor = network.readout(states, padding)
         else:
             vectors = POOLS[pool or "mean"].pool(states, padding)

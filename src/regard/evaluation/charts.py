@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.evaluation.significance import Row
+from regard.extras import extra
 from regard.show.html import escaped
 from regard.store.files import write_output
 
@@ -159,7 +160,8 @@ def panel(label: str, rows: Sequence[Row], lines: Sequence[Line]) -> Panel:
 
 def draw(path: Path, panels: Sequence[Panel], title: str = "") -> None:
     """Draw panels that have the same lines side by side into a PNG, with the number of text lines below."""
-    from matplotlib.figure import Figure
+    with extra("demo", "a plot"):
+        from matplotlib.figure import Figure
 
     wide = 7.2 if len(panels) == 1 else 5.4 * len(panels)
     figure = Figure(figsize=(wide, 4.4), dpi=160, layout="constrained")

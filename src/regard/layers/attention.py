@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard import messages
+from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, require_counts, write_memory
 from regard.layers.linear import linear, product
 from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
 from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
 from regard.layers.positions import AttentionPosition, Position, require_attached
 from regard.layers.record import AttentionWeights, Rows, ScoreInputs
-from regard.layers.scores import Dot, Score, ScoreFunction
+from regard.layers.scores import Dot, Score, ScoreFunction, Uniform
+from regard.schema import kind_of
 
 SourceKeys = Shared[tuple[Tensor, Tensor]]
 """The source's projected keys BHSK and its values BHSV. All beams of a sentence share them."""
@@ -35,10 +37,13 @@ class SelfAttention:
     position: Position | None = None
     key_width: int | None = None  # of a head; by default width / heads
     biased: bool = True
+    key_heads: int | None = None  # heads of keys and values, each for several heads of queries (GQA, Ainslie 2023)
+    out_biased: bool | None = None  # the output projection; by default as `biased`
     name: ClassVar[str] = "self"
 
     def __post_init__(self) -> None:
-        require_counts(heads=self.heads, key_width=self.key_width)
+        require_counts(heads=self.heads, key_width=self.key_width, key_heads=self.key_heads)
+        _require_groups(self)
         self_pattern(self.pattern)
         require_attached(self.position, AttentionPosition)
 
@@ -58,17 +63,21 @@ class SelfAttentionLayer(Sublayer):
     def __init__(self, description: SelfAttention, width: int) -> None:
         super().__init__()
         self.heads, self.pattern = description.heads, self_pattern(description.pattern)
+        self.key_heads = description.key_heads or self.heads
         key_width = description.key_width or head_width(width, description.heads)
         inner = key_width * self.heads
-        self.query_key_value = linear(width, 3 * inner, parts=3, biased=description.biased)
-        self.out = linear(inner, width, biased=description.biased)
+        self.widths = inner, key_width * self.key_heads, key_width * self.key_heads
+        self.query_key_value = linear(width, sum(self.widths), parts=self.widths, biased=description.biased)
+        out_biased = description.biased if description.out_biased is None else description.out_biased
+        self.out = linear(inner, width, biased=out_biased)
         self.score = description.score.build(key_width, key_width, self.heads)
         self.query_key_value.weight.data[:inner] *= self.score.init_gain
         position = require_attached(description.position, AttentionPosition)
         self.position = None if position is None else position.build(key_width)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
-        q, k, v = (split_heads(part, self.heads) for part in self.project(x))
+        counts = self.heads, self.key_heads, self.key_heads
+        q, k, v = (split_heads(part, heads) for part, heads in zip(self.project(x), counts))
         if self.position is not None:
             positions = context.token_positions(x.shape[1], x.device)
             q, k = self.position(q, positions), self.position(k, positions)
@@ -81,6 +90,8 @@ class SelfAttentionLayer(Sublayer):
                 # Keys that no query can attend to any more are skipped, where all rows are at the same slot.
                 first = 0 if isinstance(context.start, Tensor) else self.pattern.first_key(context.start)
                 k, v = (part[:, :, first : context.total_length(x.shape[1])] for part in memory)
+        if self.key_heads < self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
         out, bias = self.out.weight, None
         y = attend_in_bands(self.score, self.pattern, q, k, v, context, out=out) if fresh else None
         if y is None:
@@ -96,11 +107,12 @@ class SelfAttentionLayer(Sublayer):
         """BTD -> queries, keys, values."""
         if x.shape[1] < _LONG:
             fused: Tensor = self.query_key_value(x)
-            return fused.chunk(3, dim=-1)
+            parts: Sequence[Tensor] = fused.split(self.widths, dim=-1)
+            return parts
         # One by one, so that the backward pass never holds a fused gradient and its parts.
-        weights, biases = self.query_key_value.weight.chunk(3), self.query_key_value.bias
-        parts = 3 * (None,) if biases is None else biases.chunk(3)
-        return [product(x, weight, bias) for weight, bias in zip(weights, parts)]
+        weights, biases = self.query_key_value.weight.split(self.widths), self.query_key_value.bias
+        added = 3 * (None,) if biases is None else biases.split(self.widths)
+        return [product(x, weight, bias) for weight, bias in zip(weights, added)]
 
     def mask(self, queries: int, keys: Tensor, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
         """The attention mask over keys in these slots, True for visible (None: all), and the kernel's `is_causal`.
@@ -116,6 +128,18 @@ class SelfAttentionLayer(Sublayer):
         if not self.pattern.causal and context.padding is not None:
             mask = both(mask, context.padding[:, None, None, :])
         return mask, False
+
+
+def _require_groups(attention: SelfAttention) -> None:
+    """Refuse heads of keys that do not divide those of queries, or that a score would project once per query."""
+    if attention.key_heads is None:
+        return
+    if attention.heads % attention.key_heads:
+        raise InputError(f"key_heads = {attention.key_heads} does not divide heads = {attention.heads}. Try 1.")
+    if not isinstance(attention.score, Dot | Uniform):
+        raise InputError(
+            f"keys for several heads (key_heads) need the score dot, got {kind_of(type(attention.score))}."
+        )
 
 
 @dataclass(frozen=True)

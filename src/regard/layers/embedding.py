@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError
-from regard.layers.contract import Context
+from regard.layers.contract import Context, require_counts
 from regard.layers.dropout import Dropout
 from regard.layers.feedforward import activate
 from regard.layers.join import Norm
@@ -31,9 +31,11 @@ class Embed:
     segments: int = 0
     norm: Norm | None = None
     init_std: float | None = None  # of the table's initial weights; by default width ** -0.5
+    inner: int | None = None  # the table's width, then projected to that of the stream (Lan 2019, section 3.1)
     characters: ClassVar[int] = 0  # per token, for embeddings that read characters instead of token ids
 
     def __post_init__(self) -> None:
+        require_counts(inner=self.inner)
         require_attached(self.position, EmbeddingPosition)
 
     @property
@@ -48,6 +50,8 @@ class Embed:
 class EmbedLayer(nn.Module):
     def __init__(self, description: Embed, width: int, vocabulary: int) -> None:
         super().__init__()
+        self.project = linear(description.inner, width) if description.inner else nn.Identity()
+        width = description.inner or width
         position = require_attached(description.position, EmbeddingPosition)
         self.position = position.build(width) if position is not None else None
         self.max_positions = description.max_positions
@@ -71,8 +75,8 @@ class EmbedLayer(nn.Module):
             x = self.position(x, context.token_positions(ids.shape[1], ids.device))
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(ids) if context.segments is None else context.segments)
-        dropped: Tensor = self.dropout(self.norm(x))
-        return dropped
+        stream: Tensor = self.project(self.dropout(self.norm(x)))
+        return stream
 
     def check_length(self, context: Context, length: int) -> None:
         """Refuse tokens beyond the last position."""

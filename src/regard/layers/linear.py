@@ -7,6 +7,7 @@ depends on the processor and on sizes alone, never on a clock, so that a run can
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -34,13 +35,13 @@ class Linear(nn.Linear):
         return product(x, self.weight, self.bias)
 
 
-def linear(inputs: int, outputs: int, *, parts: int = 1, biased: bool = True) -> Linear:
+def linear(inputs: int, outputs: int, *, parts: int | Sequence[int] = 1, biased: bool = True) -> Linear:
     """A linear map with Glorot initialization (Glorot and Bengio 2010) and a bias of 0.
 
-    `parts` equal maps of one input may share its matrix, each with its own scale.
+    Several maps of one input may share its matrix, each with its own scale: `parts` is their number or their widths.
     """
     module = Linear(inputs, outputs, bias=biased)
-    for part in module.weight.chunk(parts):
+    for part in module.weight.chunk(parts) if isinstance(parts, int) else module.weight.split(parts):
         nn.init.xavier_uniform_(part)
     if biased:
         nn.init.zeros_(module.bias)

@@ -147,20 +147,21 @@ class Sinusoid(EmbeddingPosition):
     """
 
     base: float = 10_000.0
+    first: int = 0  # the position of the first token
 
     def build(self, width: int) -> SinusoidLayer:
-        return SinusoidLayer(width, self.base)
+        return SinusoidLayer(width, self.base, self.first)
 
 
 class SinusoidLayer(EmbeddingPositionLayer):
-    def __init__(self, width: int, base: float) -> None:
+    def __init__(self, width: int, base: float, first: int = 0) -> None:
         super().__init__()
         if width % 2:
             raise InputError(f"sinusoids need an even width, got {width}. Try {width + 1}.")
-        self.width, self.base = width, base
+        self.width, self.base, self.first = width, base, first
 
     def table(self, positions: Tensor) -> Tensor:
-        angles = angles_of(positions, self.width, self.base)
+        angles = angles_of(positions + self.first, self.width, self.base)
         return torch.cat([angles.sin(), angles.cos()], dim=-1).float()
 
 

@@ -28,20 +28,30 @@ from regard.layers.convolution import Convolution, MultiStepAttention, ScaledRes
 from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
-from regard.layers.join import PostNorm, PreNorm, Replace, TwinNorm
+from regard.layers.join import Layers, PostNorm, PreNorm, Replace, TwinNorm
 from regard.layers.lsh.attention import LSHAttention
 from regard.layers.positions import Position, StackPosition, require_attached
 from regard.layers.record import Record
 from regard.layers.recurrent import Recurrent
 from regard.layers.reversible import Reversible
-from regard.models.readouts import BidirectionalVocabulary, Label, LayerMix, Number, Readout, Tags, Vector, Vocabulary
+from regard.models.readouts import (
+    BidirectionalVocabulary,
+    Label,
+    LayerMix,
+    MultiLabel,
+    Number,
+    Readout,
+    Tags,
+    Vector,
+    Vocabulary,
+)
 
 AnySublayer = (
     SelfAttention | LSHAttention | CrossAttention | GatedAttention | FeedForward | Boom | Recurrent | AttentionalVector
     | AttentionDecoder | BidirectionalLSTM | Convolution | MultiStepAttention
 )  # fmt: skip
 Join = PostNorm | PreNorm | TwinNorm | Replace | Reversible | ScaledResidual
-AnyReadout = Vocabulary | BidirectionalVocabulary | Label | Number | Tags | Vector
+AnyReadout = Vocabulary | BidirectionalVocabulary | Label | MultiLabel | Number | Tags | Vector
 Shape = Literal["encoder", "decoder", "encoder-decoder"]
 
 
@@ -53,11 +63,14 @@ class Stack:
     join: Join
     dropout: float = 0.0
     position: Position | None = None  # a position bias, shared by all self-attention layers
+    groups: int | None = None  # of layers that follow each other and share weights (ALBERT, Lan 2019); None: none do
 
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError("a stack needs at least one layer. Use depth = 1 or more.")
-        require_counts(depth=len(self.layers))
+        require_counts(depth=len(self.layers), groups=self.groups)
+        if any(self.layers[first] != layer for first, layer in zip(self.first_of_group, self.layers)):
+            raise InputError("layers that share weights (groups) must be equal. Describe them alike.")
         for layer in self.layers:
             if len({part.name for part in layer}) < len(layer):
                 names = ", ".join(part.name for part in layer)
@@ -68,6 +81,13 @@ class Stack:
     def parts(self) -> list[AnySublayer]:
         """Every sublayer."""
         return [part for layer in self.layers for part in layer]
+
+    @property
+    def first_of_group(self) -> list[int]:
+        """The layer whose weights each layer has: its own, or the first of its group."""
+        depth, groups = len(self.layers), self.groups or len(self.layers)
+        group = [number * groups // depth for number in range(depth)]
+        return [group.index(one) for one in group]
 
     @property
     def incremental(self) -> bool:
@@ -85,10 +105,14 @@ class StackLayers(nn.Module):
     def __init__(self, description: Stack, width: int, source_width: int | None) -> None:
         super().__init__()
         join, dropout = description.join, description.dropout
-        self.layers = join.layers([
-            {part.name: join.build(part.build(width, source_width), width, dropout) for part in layer}
-            for layer in description.layers
-        ])  # fmt: skip
+        built: Layers = []
+        for layer, first in zip(description.layers, description.first_of_group):
+            own = first == len(built)
+            built.append(
+                {part.name: join.build(part.build(width, source_width), width, dropout) for part in layer}
+                if own else built[first]
+            )  # fmt: skip
+        self.layers = join.layers(built)
         self.final_norm = join.final_norm(description.output_width(width))
         self.incremental = description.incremental
         self.reads_embedding = any(facts_of(part).reads_embedding for part in description.parts)
@@ -188,6 +212,11 @@ class Model:
         """The width of an encoded text: of the encoder's states, or of the decoder's where there is no encoder."""
         stack = self.encoder or self.decoder
         return stack.output_width(self.width) if stack else self.width
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the vector of a text: that of its encoded text, or of dense layers after pooling."""
+        return self.readout.output_width(self.vector_width) if isinstance(self.readout, Vector) else self.vector_width
 
     @property
     def incremental(self) -> bool:

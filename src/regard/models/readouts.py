@@ -52,6 +52,7 @@ class Transform:
 
     activation: Activation = "gelu"
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
+    width: int | None = None  # of its outputs; by default that of the stream
 
     def build(self, width: int) -> TransformLayer:
         return TransformLayer(self, width)
@@ -60,8 +61,9 @@ class Transform:
 class TransformLayer(nn.Module):
     def __init__(self, description: Transform, width: int) -> None:
         super().__init__()
-        self.dense, self.activation = linear(width, width), description.activation
-        self.norm = description.norm.build(width)
+        inner = description.width or width
+        self.dense, self.activation = linear(width, inner), description.activation
+        self.norm = description.norm.build(inner)
 
     def forward(self, x: Tensor) -> Tensor:
         normed: Tensor = self.norm(activate(self.dense(x), self.activation))
@@ -88,8 +90,9 @@ class VocabularyReadout(Readout):
         super().__init__()
         if description.tied and table.num_embeddings != vocabulary:
             raise InputError("a character CNN has no table of token vectors to tie the readout to. Use tied = false.")
-        inner = table.embedding_dim if description.tied else width
         self.transform = description.transform.build(width) if description.transform else nn.Identity()
+        width = (description.transform and description.transform.width) or width
+        inner = table.embedding_dim if description.tied else width
         # A tied table is narrower than the stream where positions are concatenated to it.
         self.project = linear(width, inner, biased=False) if inner != width else nn.Identity()
         self.scale = width**-0.5 if description.scaled else 1.0
@@ -240,7 +243,18 @@ class Max:
         return masked.amax(dim=1)
 
 
-Pool = First | Last | Mean | Max
+@dataclass(frozen=True)
+class WeightedMean:
+    """Pooling: the mean of all tokens' states, the n-th of which counts n times (Muennighoff 2022, equation 4)."""
+
+    def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
+        weights = torch.arange(1, states.shape[1] + 1, device=states.device, dtype=states.dtype)
+        weights = weights[None] if padding is None else weights * padding
+        total: Tensor = weights.sum(1, keepdim=True).clamp_min(1)
+        return torch.einsum("bt,btd->bd", (weights / total).expand(len(states), -1), states)
+
+
+Pool = First | Last | Mean | Max | WeightedMean
 
 
 class PooledReadout(Readout):
@@ -277,6 +291,10 @@ class Label(ReadoutFacts):
     def __post_init__(self) -> None:
         _require_labels(self.labels)
 
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """...N -> ...N: of the labels, of which a text has one."""
+        return logits.softmax(-1)
+
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> LabelReadout:
         return LabelReadout(self, len(self.labels), width)
 
@@ -284,7 +302,7 @@ class Label(ReadoutFacts):
 class LinearReadout(PooledReadout):
     """A linear map of the pooled state."""
 
-    def __init__(self, description: Label | Number, outputs: int, width: int) -> None:
+    def __init__(self, description: Label | MultiLabel | Number, outputs: int, width: int) -> None:
         super().__init__(description.pool, description.inner, description.dropout, width)
         self.out = linear(width, outputs, biased=description.biased)
 
@@ -299,6 +317,37 @@ class LabelReadout(LinearReadout):
         """BTD, B -> the summed cross entropy."""
         logits = self(states, padding).float()
         return F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+
+
+@dataclass(frozen=True)
+class MultiLabel(ReadoutFacts):
+    """A multi-label head: any number of labels per text, each with a probability of its own."""
+
+    labels: tuple[str, ...]
+    pool: Pool = field(default_factory=First)
+    inner: Activation | None = "tanh"
+    dropout: float = 0.1
+    biased: bool = True
+    tied: ClassVar[bool] = False
+    outputs: ClassVar[Outputs] = "labels"
+
+    def __post_init__(self) -> None:
+        _require_labels(self.labels)
+
+    def probabilities(self, logits: Tensor) -> Tensor:
+        """...N -> ...N: of each label by itself."""
+        return logits.sigmoid()
+
+    def build(self, width: int, vocabulary: int, table: nn.Embedding) -> MultiLabelReadout:
+        return MultiLabelReadout(self, len(self.labels), width)
+
+
+class MultiLabelReadout(LinearReadout):
+    def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:
+        """BTD, B -> the summed binary cross entropy of texts that have one label and no other."""
+        logits = self(states, padding).float()
+        wanted = F.one_hot(targets, logits.shape[-1]).to(logits) * (1 - smoothing) + smoothing / 2
+        return F.binary_cross_entropy_with_logits(logits, wanted, reduction="sum")
 
 
 @dataclass(frozen=True)
@@ -330,6 +379,7 @@ class Tags(ReadoutFacts):
     labels: tuple[str, ...]
     dropout: float = 0.1
     biased: bool = True
+    inner: Activation | None = None  # of a dense layer before (ELECTRA's discriminator); None: there is none
     tied: ClassVar[bool] = False
     outputs: ClassVar[Outputs] = "labels"
     tokenwise: ClassVar[bool] = True
@@ -344,11 +394,14 @@ class Tags(ReadoutFacts):
 class TagsReadout(Readout):
     def __init__(self, description: Tags, width: int) -> None:
         super().__init__()
+        self.inner, self.activation = linear(width, width) if description.inner else None, description.inner
         self.dropout = Dropout(description.dropout)
         self.out = linear(width, len(description.labels), biased=description.biased)
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
         """BTD -> BTN: the logits of the labels."""
+        if self.inner is not None and self.activation is not None:
+            states = activate(self.inner(states), self.activation)
         logits: Tensor = self.out(self.dropout(states))
         return logits
 
@@ -360,6 +413,30 @@ class TagsReadout(Readout):
 
 
 @dataclass(frozen=True)
+class Dense:
+    """A dense layer after pooling, to another width (a module of sentence-transformers)."""
+
+    width: int
+    activation: Activation | None = "tanh"
+    biased: bool = True
+
+    def build(self, width: int) -> DenseLayer:
+        return DenseLayer(self, width)
+
+
+class DenseLayer(nn.Module):
+    def __init__(self, description: Dense, width: int) -> None:
+        super().__init__()
+        self.linear = linear(width, description.width, biased=description.biased)
+        self.activation = description.activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """BD -> BE."""
+        y: Tensor = self.linear(x)
+        return y if self.activation is None else activate(y, self.activation)
+
+
+@dataclass(frozen=True)
 class Vector(ReadoutFacts):
     """A text embedding; a contrastive loss makes pairs more similar than in-batch negatives (Henderson 2017)."""
 
@@ -367,6 +444,7 @@ class Vector(ReadoutFacts):
     inner: Activation | None = None
     normalised: bool = True
     temperature: float = 0.05  # divides similarities
+    dense: tuple[Dense, ...] = ()
     weight: ClassVar[float] = 1.0
     tied: ClassVar[bool] = False
     outputs: ClassVar[Outputs] = "vectors"
@@ -374,6 +452,10 @@ class Vector(ReadoutFacts):
     def __post_init__(self) -> None:
         if self.temperature <= 0:
             raise InputError(f"temperature must be above 0, got {self.temperature}.")
+
+    def output_width(self, width: int) -> int:
+        """The width of an embedding, for hidden states of this width."""
+        return self.dense[-1].width if self.dense else width
 
     def build(self, width: int, vocabulary: int, table: nn.Embedding) -> VectorReadout:
         return VectorReadout(self, width)
@@ -383,10 +465,12 @@ class VectorReadout(PooledReadout):
     def __init__(self, description: Vector, width: int) -> None:
         super().__init__(description.pool, description.inner, 0.0, width)
         self.normalised, self.temperature = description.normalised, description.temperature
+        inputs = width, *(dense.width for dense in description.dense)
+        self.dense = nn.Sequential(*(dense.build(width) for dense, width in zip(description.dense, inputs)))
 
     def forward(self, states: Tensor, padding: Tensor | None = None) -> Tensor:
-        """BTD -> BD."""
-        x = self.pooled(states, padding)
+        """BTD -> BD, or BE after dense layers."""
+        x: Tensor = self.dense(self.pooled(states, padding))
         return F.normalize(x, dim=-1) if self.normalised else x
 
     def loss(self, states: Tensor, targets: Tensor, smoothing: float = 0.0, padding: Tensor | None = None) -> Tensor:

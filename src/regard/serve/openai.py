@@ -100,7 +100,7 @@ def router(models: Models, settings: Settings, metrics: Metrics) -> APIRouter:
         asked = await read_json(request, EmbeddingRequest)
         served, texts = models.find(asked.model), _texts("input", asked.input, settings)
         served.require("embed", "embed")
-        width = served.model.description.vector_width
+        width = served.model.description.embedding_width
         require_range("dimensions", asked.dimensions, 1, width)
         tokens = await _count_tokens(served, texts)
         vectors = await on_items(served, _embed, texts, tokens=tokens, key="embed")

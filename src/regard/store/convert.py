@@ -94,6 +94,8 @@ def _unpickle(folder: Path, temporary: Path) -> Path:
     for path in folder.glob("*/config.json"):  # of sentence-transformers
         (temporary / path.parent.name).mkdir()
         shutil.copyfile(path, temporary / path.parent.name / path.name)
+        for more in path.parent.glob(WEIGHTS):
+            shutil.copyfile(more, temporary / path.parent.name / more.name)
     names = {_PICKLE}
     if (folder / _PICKLE_INDEX).exists():
         weight_map = read_json(folder / _PICKLE_INDEX).get("weight_map")

@@ -19,6 +19,7 @@ from torch import Tensor
 from regard import messages
 from regard.data.tokenize.tokenizer import SPECIALS, UNK, Tokenizer
 from regard.errors import DamagedFile, InputError
+from regard.extras import extra
 from regard.layers.bidirectional import BidirectionalLSTM, ProjectedLSTM
 from regard.layers.embedding import CharacterCNN
 from regard.layers.join import Replace
@@ -164,7 +165,8 @@ def load_elmo(folder: Path, device: torch.device) -> Loaded:
 
 def write_elmo(folder: Path, model: Model, tensors: Mapping[str, Tensor]) -> None:
     """Write a model in the published format, which has neither the softmax nor the layer mix."""
-    import h5py
+    with extra("elmo", "the published format of ELMo"):
+        import h5py
 
     options = options_of(model)
     ours = {name: tensor.detach().cpu().float().numpy() for name, tensor in tensors.items()}
@@ -297,7 +299,8 @@ def _forget_bias(length: int) -> NDArray[np.float32]:
 
 def read_arrays(path: Path, expected: Shapes) -> Arrays:
     """Read arrays of these names and shapes from an HDF5 file; an error if the file differs from them."""
-    import h5py
+    with extra("elmo", "the published format of ELMo"):
+        import h5py
 
     require_file(path)
     try:

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard import messages
 from regard.data.tokenize.tokenizer import FIRST_TEXT, SECOND_TEXT, SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError
+from regard.extras import extra
 from regard.models.model import Model, Network
 from regard.schema import UnknownKind, from_dict, to_dict
 from regard.store.elmo import is_elmo, load_elmo
@@ -59,7 +60,8 @@ def local_folder(folder: Path, *, pickles: bool = False) -> Path:
     match = _HUB_NAME.fullmatch(name.removeprefix(_HUB_PREFIX))
     if match is None or ".." in name:
         raise InputError(f"{name} is not a name on the hub. Write hf:org/model or hf:org/model@revision.")
-    from huggingface_hub import snapshot_download
+    with extra("hub", "a download (hf:...)"):
+        from huggingface_hub import snapshot_download
 
     patterns = [*_DOWNLOADED, *(_DOWNLOADED_PICKLES if pickles else [])]
     try:

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -54,16 +55,18 @@ class Appender:
 
 
 class Log:
-    """Appends to metrics.jsonl and TensorBoard; on resume both drop what is later than the checkpoint.
+    """Appends to metrics.jsonl, and to TensorBoard if installed; on resume both drop what is later than the checkpoint.
 
     `unlogged` are the lines that still waited for room on the disk when the checkpoint was saved.
     """
 
     def __init__(self, folder: Path, step: int, unlogged: Sequence[str], note: Callable[[str], None]) -> None:
         self.lines = Appender(folder / "metrics.jsonl", note)
-        self.board = Appender(_events(folder / "tensorboard"), note)
-        self.board.add(_record(file_version="brain.Event:2"))
-        self.board.add(_record(step=step + 1, session_log={"status": "START"}))  # voids later events of earlier files
+        self.board = Appender(_events(folder / "tensorboard"), note) if _has_tensorboard() else None
+        if self.board is not None:
+            self.board.add(_record(file_version="brain.Event:2"))
+            # It voids later events of earlier files.
+            self.board.add(_record(step=step + 1, session_log={"status": "START"}))
         kept: list[bytes] = []
         if self.lines.path.exists():
             kept = [line for line in self.lines.path.read_bytes().splitlines(keepends=True) if _until(line, step)]
@@ -97,7 +100,13 @@ class Log:
             for name, value in values.items()
             if isinstance(value, (int, float)) and name not in ("step", "last")
         ]
-        self.board.add(_record(step=values["step"], summary={"value": points}))
+        if self.board is not None:
+            self.board.add(_record(step=values["step"], summary={"value": points}))
+
+
+def _has_tensorboard() -> bool:
+    """Whether the extra `tensorboard` is installed; metrics.jsonl needs nothing."""
+    return find_spec("tensorboard") is not None
 
 
 def _events(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from typing import Any, get_args
 from regard.data.corpora import Split
 from regard.data.read.texts import read_blocks
 from regard.errors import InputError
+from regard.extras import extra
 
 Chord = tuple[int, ...]
 """The pitches of soprano, alto, tenor and bass in a sixteenth note."""
@@ -108,7 +109,8 @@ def voices_of(text: str) -> tuple[list[Note], ...]:
 
 def midi_of(text: str) -> bytes:
     """The text of a chorale as a standard MIDI file, with one track per voice."""
-    import mido
+    with extra("music", "a MIDI file"):
+        import mido
 
     file = mido.MidiFile(type=1, ticks_per_beat=_MIDI_TICKS)
     for channel, (name, notes) in enumerate(zip(VOICES, voices_of(text))):

@@ -29,6 +29,7 @@ from regard.data.read.texts import (
     texts_digest,
 )
 from regard.errors import InputError, suggest
+from regard.extras import extra
 
 _MAX_RANGES = 6  # of line numbers in a message
 
@@ -216,7 +217,8 @@ def concatenate_corpora(corpora: Sequence[tuple[Corpus, float]]) -> Corpus:
 def embedded_corpus(name: str, split: Split) -> Corpus:
     """A corpus that needs no download: "dates" (pairs), "languages" (labelled texts) or "python" (documents)."""
     if name == "dates":
-        from regard.data.corpora.dates import date_lines
+        with extra("demo", "the corpus dates"):
+            from regard.data.corpora.dates import date_lines
 
         lines = date_lines(split)
         groups = {"language": [line.language for line in lines], "dates": [str(line.dates) for line in lines]}
@@ -226,7 +228,8 @@ def embedded_corpus(name: str, split: Split) -> Corpus:
 
         return Corpus([text for _, text in python_documents(split)], None, (name,))
     if name == "languages":
-        from regard.data.corpora.languages import language_lines
+        with extra("demo", "the corpus languages"):
+            from regard.data.corpora.languages import language_lines
 
         labelled = language_lines(split)
         return Corpus([line.text for line in labelled], [line.language for line in labelled], (name,))

@@ -81,7 +81,7 @@ def _are_parallel(one: Path, other: Path) -> bool:
 
 def _language_of(path: Path) -> str:
     """The part of a name that may be a language: train.de -> de, de.txt -> de."""
-    name = path.with_suffix("") if path.suffix in (".gz", ".txt") else path
+    name = path.with_suffix("") if path.suffix in (".gz", ".zst", ".txt") else path
     return re.split(r"[._-]", name.name)[-1].lower()
 
 

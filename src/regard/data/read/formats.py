@@ -1,4 +1,4 @@
-"""File formats of a corpus: plain text by line, paragraph or file, .csv, .tsv, .jsonl, gzip, folders, stdin."""
+"""File formats of a corpus: text by line, paragraph or file, .csv, .tsv, .jsonl, tables, gzip, zstd, folders, stdin."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ import numpy as np
 
 from regard import messages
 from regard.data.read.cache import Cache, Columns, cache_error, digest_of
+from regard.data.read.columnar import BINARY_TABLES, COMPRESSED, is_decoded, saved_dataset
 from regard.data.read.tables import Table, read_table, refuse_document
 from regard.data.read.texts import (
     Bounds,
@@ -41,7 +42,7 @@ _MAX_FIELDS = 3
 _MAX_OBJECT_BYTES = 100_000_000
 _CSV_BLOCK = 1 << 20  # bytes of text that are stored at once
 _TAB = ord("\t")
-_FORMATS = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_FORMATS = {".csv": "csv", ".tsv": "tsv", **dict.fromkeys((".jsonl", ".ndjson", *BINARY_TABLES), "jsonl")}
 _DEFAULT_FIELDS = (("text",), ("source", "target"))
 
 Found = Iterator[tuple[tuple[Bounds, ...], bytes | None]]
@@ -72,7 +73,7 @@ def open_sides(path: str, options: ReadOptions, cache: Cache) -> tuple[StoredTex
     before = _file_states(files)
     key = [[_file_digest(file) for file in files], [file.suffix for file in files], form, asdict(options)]
     key += [table_form.delimiter] if table_form and form == "csv" else []
-    in_place = len(files) == 1 and not _rewritten(form, options) and files[0].suffix != ".gz"
+    in_place = len(files) == 1 and not _rewritten(form, options) and not is_decoded(files[0])
     table = cache.table("text", key, lambda columns: _index(files, form, reader, options, columns, copied=not in_place))
     if _file_states(files) != before:
         raise messages.UNREADABLE(path=path, why="it was changed while it was read")
@@ -455,7 +456,7 @@ def _list_files(path: Path) -> list[Path]:
     )  # fmt: skip
     if not found:
         raise messages.EMPTY_TEXT(path=path)
-    return found
+    return saved_dataset(found)
 
 
 def has_fields(path: str) -> bool:
@@ -465,7 +466,7 @@ def has_fields(path: str) -> bool:
 
 def _format_of(files: list[Path], path: str) -> str:
     """The format of files by their names: "csv", "tsv", "jsonl", or "" for plain text; a document is refused."""
-    plain = [Path(file.stem) if file.suffix == ".gz" else file for file in files]
+    plain = [Path(file.stem) if file.suffix in COMPRESSED else file for file in files]
     for file, name in zip(files, plain):
         refuse_document(file, name.suffix)
     forms = sorted({_FORMATS.get(file.suffix.lower(), "") for file in plain})

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from regard import messages
+from regard.data.read.columnar import BINARY_TABLES, COMPRESSED
 from regard.data.read.texts import file_errors, read_blocks, shell_quoted
 from regard.errors import InputError
 
@@ -47,9 +48,9 @@ _DOCUMENTS = {
     **dict.fromkeys((".pptx", ".ppt", ".odp", ".key"), ("a presentation", "Copy its text to a .txt file")),
     ".pdf": ("a PDF", "Extract its text: pdftotext {quoted} text.txt"),
     ".epub": ("an e-book", "Convert it to plain text, as with: pandoc {quoted} -t plain -o text.txt"),
-    **dict.fromkeys((".parquet", ".arrow", ".feather"), ("a binary table", "Write it as CSV or as JSON lines")),
+    **dict.fromkeys((".parquet", ".arrow", ".feather"), ("a binary table", "Let its name end in .parquet or .arrow")),
     **dict.fromkeys((".zip", ".7z", ".rar", ".tar", ".tgz"), ("an archive", "Unpack it, and name the files in it")),
-    **dict.fromkeys((".bz2", ".xz", ".zst"), ("a compressed file", "Decompress it, or compress it with gzip")),
+    **dict.fromkeys((".bz2", ".xz"), ("a compressed file", "Decompress it, or compress it with gzip")),
 }
 _MAGIC = {b"PK\x03\x04": ".zip", b"%PDF": ".pdf", b"PAR1": ".parquet", b"\xd0\xcf\x11\xe0": ".doc", b"{\\rt": ".rtf"}
 _NAME = re.compile(r"[^\W\d_][\w \-./()]*")
@@ -87,8 +88,10 @@ class Table:
 
 def refuse_document(path: Path, suffix: str) -> None:
     """Refuse a spreadsheet, a PDF or another file that holds text but is none, by its name or its first bytes."""
+    if suffix in BINARY_TABLES:
+        return
     found = _DOCUMENTS.get(suffix.lower())
-    if found is None and suffix.lower() != ".gz" and path.is_file():
+    if found is None and suffix.lower() not in COMPRESSED and path.is_file():
         with file_errors(path), open(path, "rb") as file:
             found = _DOCUMENTS.get(_MAGIC.get(file.read(4), ""))
     if found is not None:
@@ -98,7 +101,7 @@ def refuse_document(path: Path, suffix: str) -> None:
 
 def read_table(path: Path) -> Table:
     """Inspect the beginning of a .csv or .tsv. A .tsv is quoted only if its quotes can mean nothing else."""
-    name = path.with_suffix("") if path.suffix == ".gz" else path
+    name = path.with_suffix("") if path.suffix in COMPRESSED else path
     block = next(iter(read_blocks(path)), b"")
     text = block.decode("utf-8", "replace").removeprefix("\ufeff")
     cut = len(block) >= 1 << 20

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from regard import messages
 from regard.data.read.cache import digest_of, release_pages
+from regard.data.read.columnar import BINARY_TABLES, table_blocks, zstd_blocks
 from regard.errors import RegardError
 
 Documents = Literal["file", "line", "paragraph"]
@@ -57,7 +58,13 @@ class ReadOptions:
 
 
 def read_blocks(path: Path) -> Iterator[bytes]:
-    """The blocks of a file, decompressed if its name ends in .gz."""
+    """The blocks of a file, decompressed if its name ends in .gz or .zst; a binary table as JSON lines."""
+    if path.suffix in BINARY_TABLES:
+        yield from table_blocks(path)
+        return
+    if path.suffix == ".zst":
+        yield from zstd_blocks(path, _BLOCK)
+        return
     with file_errors(path), open(path, "rb") as raw:
         zipped = path.suffix == ".gz"
         file: BinaryIO = gzip.open(raw) if zipped else raw  # type: ignore[assignment]  # noqa: SIM115

@@ -246,6 +246,11 @@ class Tokenizer:
         """Readable text of each token: a space is ▁, a part of a character is its bytes."""
         return [self._token_text(int(number)) for number in ids]
 
+    def id_of(self, token: str) -> int | None:
+        """The id of a token; None if the vocabulary lacks it."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
     def to_json(self) -> str:
         """The content of a tokenizer.json."""
         return self._json

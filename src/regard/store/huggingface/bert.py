@@ -24,7 +24,7 @@ _EMBED = (
     row("embeddings.token_type_embeddings.weight", "embed.segments.weight"),
     *weight_and_bias("embeddings.LayerNorm", "embed.norm"),
 )
-_LAYERS = (
+LAYERS = (
     *weight_and_bias(
         f"{_LAYER}attention.self.query+{_LAYER}attention.self.key+{_LAYER}attention.self.value",
         f"{_OURS}self.sublayer.query_key_value",
@@ -39,7 +39,7 @@ BERT_ROWS = (
     row("embeddings.word_embeddings.weight|cls.predictions.decoder.weight", "embed.table.weight"),
     row("embeddings.position_embeddings.weight", "embed.position.weight"),
     *_EMBED,
-    *_LAYERS,
+    *LAYERS,
     *weight_and_bias("cls.predictions.transform.dense", "readout.transform.dense"),
     *weight_and_bias("cls.predictions.transform.LayerNorm", "readout.transform.norm"),
     row("cls.predictions.decoder.weight", "readout.lm_head.weight"),
@@ -52,7 +52,7 @@ ROBERTA_ROWS = (
     row("embeddings.word_embeddings.weight|lm_head.decoder.weight", "embed.table.weight"),
     row("embeddings.position_embeddings.weight", "embed.position.weight", drop_rows(2)),
     *_EMBED,
-    *_LAYERS,
+    *LAYERS,
     *weight_and_bias("lm_head.dense", "readout.transform.dense"),
     *weight_and_bias("lm_head.layer_norm", "readout.transform.norm"),
     row("lm_head.decoder.weight", "readout.lm_head.weight"),
@@ -79,13 +79,13 @@ DISTILBERT_ROWS = (
     *weight_and_bias("pre_classifier", "readout.inner"),
 )
 # The last layer of each head; BERT's pooler has a row of its own.
-_HEADS = {
+HEADS = {
     "ForSequenceClassification": weight_and_bias("classifier", "readout.out"),
     "ForTokenClassification": weight_and_bias("classifier", "readout.out"),
     "ForQuestionAnswering": weight_and_bias("qa_outputs", "readout.out"),
     "ForNextSentencePrediction": weight_and_bias("cls.seq_relationship", "readout.out"),
 }
-_ROBERTA_HEADS = _HEADS | {
+_ROBERTA_HEADS = HEADS | {
     "ForSequenceClassification": (
         *weight_and_bias("classifier.dense", "readout.inner"), *weight_and_bias("classifier.out_proj", "readout.out"),
     ),
@@ -93,7 +93,8 @@ _ROBERTA_HEADS = _HEADS | {
 }  # fmt: skip
 
 
-def _rows(rows: tuple[Row, ...], heads: Mapping[str, tuple[Row, ...]], published: PublishedModel) -> tuple[Row, ...]:
+def rows_of(rows: tuple[Row, ...], heads: Mapping[str, tuple[Row, ...]], published: PublishedModel) -> tuple[Row, ...]:
+    """The rows of a family, with those of the head that a model has."""
     chosen = *rows, *heads.get(published.head()[0], ())
     match published.model.readout:
         case Vocabulary(tied=False):
@@ -107,17 +108,18 @@ def _rows(rows: tuple[Row, ...], heads: Mapping[str, tuple[Row, ...]], published
     return chosen
 
 
-def _encoder(
+def encoder_model(
     config: ConfigReader, shape: tuple[int, int, int, int], *, activation: Activation, epsilon: float,
-    max_positions: int, segments: int, dropouts: tuple[str, str],
+    max_positions: int, segments: int, dropouts: tuple[str, str], table_width: int | None = None,
+    groups: int | None = None,
 ) -> Model:  # fmt: skip
-    """The embedding and the encoder, which all three share."""
+    """The embedding and the encoder, which all share."""
     width, depth, heads, inner = shape
     dropout = config.number(dropouts[0], 0.1)
     config.ignore(dropouts[1])
     norm, layer = LayerNorm(epsilon), (SelfAttention(heads), FeedForward(inner, activation))
-    embed = Embed(Learned(max_positions), dropout=dropout, segments=segments, norm=norm)
-    return Model(width, embed, encoder=Stack(depth * (layer,), PostNorm(norm), dropout))
+    embed = Embed(Learned(max_positions), dropout=dropout, segments=segments, norm=norm, inner=table_width)
+    return Model(width, embed, encoder=Stack(depth * (layer,), PostNorm(norm), dropout, groups=groups))
 
 
 def _with_readout(
@@ -148,7 +150,7 @@ def _bert(
     max_positions = config.integer("max_position_embeddings", 512, least=3)
     if roberta:
         config.assume("pad_token_id", 1)
-    base = _encoder(
+    base = encoder_model(
         config,
         (config.integer("hidden_size", 768), config.depth("num_hidden_layers", 12),
          config.integer("num_attention_heads", 12), config.integer("intermediate_size", 3072)),
@@ -166,7 +168,7 @@ def _bert(
 
 def _distilbert(config: ConfigReader, weights: PublishedWeights, architecture: str) -> PublishedModel:
     activation = config.activation("activation", "gelu")
-    base = _encoder(
+    base = encoder_model(
         config,
         (config.integer("dim|hidden_size", 768), config.depth("n_layers|num_hidden_layers", 6),
          config.integer("n_heads|num_attention_heads", 12), config.integer("hidden_dim", 3072)),
@@ -230,7 +232,7 @@ _ARCHITECTURES = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForToken
 BERT = Family(
     "bert",
     (*(f"Bert{head}" for head in _ARCHITECTURES), "BertForPreTraining", "BertForNextSentencePrediction"),
-    partial(_rows, BERT_ROWS, _HEADS),
+    partial(rows_of, BERT_ROWS, HEADS),
     _bert,
     _bert_config,
     prefix="bert.",
@@ -240,7 +242,7 @@ BERT = Family(
 ROBERTA = Family(
     "roberta",
     tuple(f"Roberta{head}" for head in _ARCHITECTURES),
-    partial(_rows, ROBERTA_ROWS, _ROBERTA_HEADS),
+    partial(rows_of, ROBERTA_ROWS, _ROBERTA_HEADS),
     partial(_bert, roberta=True),
     partial(_bert_config, name="Roberta"),
     prefix="roberta.",
@@ -251,7 +253,7 @@ ROBERTA = Family(
 DISTILBERT = Family(
     "distilbert",
     tuple(f"DistilBert{head}" for head in _ARCHITECTURES),
-    partial(_rows, DISTILBERT_ROWS, _HEADS),
+    partial(rows_of, DISTILBERT_ROWS, HEADS),
     _distilbert,
     _distilbert_config,
     prefix="distilbert.",

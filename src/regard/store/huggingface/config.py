@@ -20,7 +20,7 @@ from regard.layers.lsh.attention import LSHAttention
 from regard.layers.positions import Axial, Learned
 from regard.layers.reversible import Reversible
 from regard.models.model import AnyReadout, Model, Stack
-from regard.models.readouts import NEXT_SENTENCE, First, Label, Number, Pool, Tags, Vector, Vocabulary
+from regard.models.readouts import NEXT_SENTENCE, First, Label, MultiLabel, Number, Pool, Tags, Vector, Vocabulary
 from regard.schema import from_dict
 from regard.store.huggingface.weights import Row, Shapes
 
@@ -67,6 +67,7 @@ _ASSUMED: dict[str, tuple[Any, ...]] = {
     "is_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (),
     "tie_encoder_decoder": (False,), "pruned_heads": ({},), "quantization_config": (),
 }  # fmt: skip
+_HEADS = Label | MultiLabel | Number | Tags
 SPAN = ("start", "end")  # the tags of extractive question answering
 
 
@@ -172,6 +173,10 @@ class ConfigReader:
         """The readout of an architecture's classification head; None for all other heads."""
         if head == "ForSequenceClassification":
             names = self.labels()
+            several = self.values.get("problem_type") == "multi_label_classification"
+            if several:
+                self.ignore("problem_type")
+                return MultiLabel(names, pool, inner, dropout, biased)
             self.assume("problem_type", "regression" if len(names) == 1 else "single_label_classification")
             if len(names) == 1:
                 return Number(pool, inner, dropout, biased)
@@ -302,8 +307,8 @@ class PublishedModel:
 
     def head_dropout(self, default: float) -> float:
         """The dropout of a classification head; the default for other readouts."""
-        readout = self.model.readout
-        return readout.dropout if isinstance(readout, Label | Number | Tags) else default
+        heads = [head for head in (self.model.readout, self.model.auxiliary) if isinstance(head, _HEADS)]
+        return heads[0].dropout if heads else default
 
     def head(self, vocabulary_head: str = "") -> tuple[str, dict[str, Any]]:
         """The last part of the architecture's name, and the settings of its classes in config.json."""
@@ -312,6 +317,8 @@ class PublishedModel:
                 return "ForNextSentencePrediction", {}
             case Label(labels=names):
                 return "ForSequenceClassification", {"problem_type": "single_label_classification", **_labels(names)}
+            case MultiLabel(labels=names):
+                return "ForSequenceClassification", {"problem_type": "multi_label_classification", **_labels(names)}
             case Number():
                 return "ForSequenceClassification", {"problem_type": "regression", **_labels(("LABEL_0",))}
             case Tags(labels=names) if names == SPAN:

@@ -21,15 +21,21 @@ from regard.models.readouts import Vocabulary
 from regard.schema import to_dict, toml_value
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
 from regard.store.generation_config import read_generation_config, to_huggingface
+from regard.store.huggingface.albert import ALBERT, ELECTRA
+from regard.store.huggingface.bart import BART, M2M100, MBART
 from regard.store.huggingface.bert import BERT, DISTILBERT, ROBERTA
 from regard.store.huggingface.config import GENERATION_SETTINGS, ConfigReader, Family, PublishedModel, PublishedWeights
 from regard.store.huggingface.gpt2 import GPT2
+from regard.store.huggingface.languages import with_target_language
+from regard.store.huggingface.llama import LLAMA, MISTRAL, QWEN2
 from regard.store.huggingface.marian import MARIAN
 from regard.store.huggingface.reformer import REFORMER
 from regard.store.huggingface.sentence_transformers import (
+    SentenceModules,
+    dense_name,
     is_sentence_folder,
     read_max_text_length,
-    read_sentence_readout,
+    read_sentence_modules,
     write_sentence_files,
 )
 from regard.store.huggingface.special_tokens import id_or_none
@@ -58,7 +64,9 @@ from regard.store.loading import (
 from regard.store.manifest import write_manifest
 from regard.version import __version__
 
-FAMILIES = (GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER)
+FAMILIES = (
+    GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER, ELECTRA, ALBERT, BART, MBART, M2M100, LLAMA, MISTRAL, QWEN2,
+)  # fmt: skip
 _ONLY_BERT = {"hidden_size", "intermediate_size", "type_vocab_size"}
 _PUBLISHED_KINDS = {"self_attention", "lsh_attention", "cross_attention", "feed_forward"}
 _TRAINING_ONLY = {"dropout", "init_std", "weight", "temperature", "slice_length"}  # fields that change no output
@@ -70,17 +78,23 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
     if "auto_map" in config:
         raise messages.REMOTE_CODE(folder=folder)
     family = _family(config, folder)
-    has_sentence_readout = is_sentence_folder(folder)
+    sentence = read_sentence_modules(folder) if is_sentence_folder(folder) else None
     refuse_pickles(folder)
     paths, stored = _files(folder)
     names = {family.without_prefix(name): name for name in stored}
     if len(names) < len(stored):
         raise DamagedFile(f"two tensors of {folder} have the same name but for {family.prefix!r}. Copy them again.")
     shapes = {short: stored[name] for short, name in names.items()}
+    for number, path in enumerate(sentence.files if sentence else ()):
+        own = {f"{dense_name(number)}.{name}": shape for name, shape in read_shapes(path).items()}
+        shapes, stored, paths = {**shapes, **own}, {**stored, **own}, paths | dict.fromkeys(own, path)
+        names |= {name: name for name in own}
     tensors_of = cache(read_tensors)
 
     def read(short: str) -> Tensor:
-        tensor = tensors_of(paths[names[short]])[names[short]]
+        path = paths[names[short]]
+        inside = names[short] if path.parent == folder else names[short].split(".", 2)[2]
+        tensor = tensors_of(path)[inside]
         if not tensor.is_floating_point():
             raise InputError(f"{names[short]} holds {tensor.dtype}, not floating-point numbers ({folder}). "
                              "Save the model without quantization.")  # fmt: skip
@@ -88,10 +102,9 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
         return tensor.float()
 
     published = _from_config(family, config, PublishedWeights(shapes, read), f"{folder}/config.json")
-    if has_sentence_readout:
-        readout = read_sentence_readout(folder)
-        published = replace(published, model=replace(published.model, readout=readout, auxiliary=None))
-    matches = _match(family, published, shapes, folder, has_sentence_readout)
+    if sentence:
+        published = replace(published, model=replace(published.model, readout=sentence.readout, auxiliary=None))
+    matches = _match(family, published, shapes, folder, sentence)
     require_memory(stored.values(), set(paths.values()), device, folder)
     tensors = {match.ours: match.to_ours(read, shapes) for match in matches}
     repeated = {name for match in matches for name in match.theirs if not match.row.concatenated}
@@ -100,10 +113,12 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
     load_parameters(network, tensors)
     older = {key: config[key] for key in GENERATION_SETTINGS & config.keys()}
     generation_config = read_generation_config(folder, older, network)
-    if has_sentence_readout:
+    if sentence:
         limits = read_max_text_length(folder), network.max_positions
         config[MAX_TEXT_LENGTH] = min((limit for limit in limits if limit is not None), default=None)
     tokenizers = _read_tokenizers(folder, network, generation_config)
+    if network.shape == "encoder-decoder":
+        generation_config = with_target_language(folder, generation_config, tokenizers[1] or tokenizers[0])
     return Loaded(network.to(device).eval(), tokenizers, config, generation_config)
 
 
@@ -120,7 +135,13 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     family, config, tensors = _equivalent(published, network, sorted(families, key=lambda f: f.name != model_type))
     kept = family.kept_settings if model_type == family.name else ()
     config |= {key: loaded.config[key] for key in kept if key in loaded.config}
-    config |= _special_token_ids(loaded)
+    ids = _special_token_ids(loaded)
+    if config.get("pad_token_id", ids["pad_token_id"]) != ids["pad_token_id"]:
+        raise InputError(
+            f"{family.name} counts positions from its padding token {config['pad_token_id']} on, the "
+            f"tokenizer's is {ids['pad_token_id']}. It can only be saved as regard's own folder."
+        )
+    config |= ids
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "config.json", json_bytes({
         "model_type": family.name, "dtype": "float32", **config, "regard_version": __version__}))  # fmt: skip
@@ -131,7 +152,8 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     write_huggingface_tokenizers(
         folder, tokenizers, max_length=network.max_positions, reads=network.description.reads, segments=segments
     )
-    write_sentence_files(folder, network.description, loaded.config.get(MAX_TEXT_LENGTH))
+    parameters = {name: tensor.detach() for name, tensor in network.named_parameters()}
+    write_sentence_files(folder, network.description, loaded.config.get(MAX_TEXT_LENGTH), parameters)
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
     write_manifest(folder)
     return folder
@@ -189,20 +211,21 @@ def _from_config(family: Family, values: Mapping[str, Any], weights: PublishedWe
 
 
 def _match(
-    family: Family, published: PublishedModel, shapes: Shapes, folder: Path, has_sentence_readout: bool
+    family: Family, published: PublishedModel, shapes: Shapes, folder: Path, sentence: SentenceModules | None
 ) -> list[Match]:
     """Match published tensors to our parameters and check their names and shapes."""
     model = published.model
     stacks = [stack for stack in (model.encoder, model.decoder) if stack is not None]
     require_depth(sum(len(stack.layers) for stack in stacks), len(shapes), folder)
     ours = parameter_shapes(model, (published.vocabulary, published.source_vocabulary), f"{folder}/config.json")
-    matches = match_rows(family.rows(published), list(ours))
+    matches = match_rows((*family.rows(published), *(sentence.rows() if sentence else ())), list(ours))
     for match in matches:
         found = shapes.get(match.theirs[0], ())[:1]
-        if match.ours == "readout.out.weight" and found and found != ours[match.ours][:1]:
+        named = match.ours == "readout.out.weight" and not match.row.operations
+        if named and found and found != ours[match.ours][:1]:
             raise messages.OTHER_LABELS(named=ours[match.ours][0], found=found[0], folder=folder)
     # Files of sentence encoders may still hold the heads of pretraining.
-    ignored = (*family.ignored, r"^pooler\.", family.unprefixed) if has_sentence_readout else family.ignored
+    ignored = (*family.ignored, r"^pooler\.", family.unprefixed) if sentence else family.ignored
     check_names_and_shapes(matches, ours, shapes, ignored, folder)
     return matches
 
@@ -268,6 +291,7 @@ def _equivalent(
         different = _differences(_comparable(published.model), _comparable(again.model))
         if not different:
             ours = [name for name, _ in network.named_parameters()]
+            ours = [name for name in ours if not name.startswith("readout.dense.")]  # which have files of their own
             lost = sorted(set(ours) - {match.ours for match in match_rows(family.rows(published), ours)})
             assert not lost, f"no row of {family.name}'s table holds {lost}"
             return family, config, tensors

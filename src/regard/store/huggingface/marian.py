@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from regard.store.huggingface.weights import Row, row, squeeze, weight_and_bias
 _PRECISION = 4e-3  # of sinusoids in half precision
 
 
-def _stack(side: str) -> tuple[Row, ...]:
+def stack_rows(side: str) -> tuple[Row, ...]:
+    """The rows of an encoder or a decoder, which BART's family shares."""
     theirs = ours = f"{side}.layers.{{}}."
     attention, cross = f"{theirs}self_attn.", f"{theirs}encoder_attn."
     query_key_value = f"{attention}q_proj+{attention}k_proj+{attention}v_proj"
@@ -41,8 +43,8 @@ def _stack(side: str) -> tuple[Row, ...]:
 
 
 _STACKS = (
-    *_stack("encoder"),
-    *_stack("decoder"),
+    *stack_rows("encoder"),
+    *stack_rows("decoder"),
     row("lm_head.weight", "readout.lm_head.weight"),
     row("final_logits_bias", "readout.lm_head.bias", squeeze(0)),
 )
@@ -59,12 +61,14 @@ _SEPARATE_ROWS = (
 )
 
 
-def _rows(published: PublishedModel) -> tuple[Row, ...]:
+def rows_of(more: tuple[Row, ...], published: PublishedModel) -> tuple[Row, ...]:
+    """The rows of embeddings, stacks and readout, and those that a family adds."""
     model = published.model
-    return _SEPARATE_ROWS if not model.shared else _SHARED_ROWS if model.readout.tied else _UNTIED_ROWS
+    rows = _SEPARATE_ROWS if not model.shared else _SHARED_ROWS if model.readout.tied else _UNTIED_ROWS
+    return *rows, *more
 
 
-def _shares_embeddings(weights: PublishedWeights) -> bool:
+def shares_embeddings(weights: PublishedWeights) -> bool:
     """Whether encoder and decoder have equal embeddings; untied ones are read separately, whatever is called shared."""
     names = [f"{side}.embed_tokens.weight" for side in ("encoder", "decoder")]
     return all(weights.equal_or_missing(name, "shared.weight") for name in names)
@@ -94,7 +98,7 @@ def _from_config(config: ConfigReader, weights: PublishedWeights, _architecture:
     _require_sinusoids(weights, width)
     activation = config.activation("activation_function", "gelu")
     tying = config.boolean("tie_word_embeddings", True)
-    shared = config.boolean("share_encoder_decoder_embeddings", True) and (tying or _shares_embeddings(weights))
+    shared = config.boolean("share_encoder_decoder_embeddings", True) and (tying or shares_embeddings(weights))
     vocabulary = config.integer("vocab_size", 58101)
     target_vocabulary = config.integer("decoder_vocab_size", vocabulary)
     embedding = "shared.weight" if shared else "decoder.embed_tokens.weight"
@@ -146,7 +150,7 @@ def _to_config(published: PublishedModel) -> dict[str, Any]:
 MARIAN = Family(
     "marian",
     ("MarianMTModel",),
-    _rows,
+    partial(rows_of, ()),
     _from_config,
     _to_config,
     prefix="model.",

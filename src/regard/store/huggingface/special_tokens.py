@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,12 @@ Settings = Mapping[str, Any]
 """What tokenizer_config.json says, and the older special_tokens_map.json."""
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-_BERT: Names = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
+BERT_NAMES: Names = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]",
                 "mask_token": "[MASK]"}  # fmt: skip
 _ROBERTA: Names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>",
                    "pad_token": "<pad>", "cls_token": "<s>", "mask_token": "<mask>"}  # fmt: skip
+_ALBERT: Names = {**BERT_NAMES, "unk_token": "<unk>", "pad_token": "<pad>", "bos_token": "[CLS]", "eos_token": "[SEP]"}
+_LEGACY_NLLB = "NllbTokenizer, legacy_behaviour"
 SENTENCEPIECE: Names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 _PLACEHOLDERS = {"A": FIRST_TEXT, "B": SECOND_TEXT}
 
@@ -44,11 +47,22 @@ class TokenizerClass:
     single: str | None = None  # as "cls A sep"; None: what tokenizer.json says
     pair: str = ""
     segments: bool = False  # the second text of a pair is another segment
+    language: str = ""  # of a text, where a token says so ("lang") and no setting does
+    language_token: str = "{}"
 
+
+_LANGUAGE_FIRST = partial(TokenizerClass, _ROBERTA, "lang A eos", "lang A B eos")
+_LANGUAGE_LAST = partial(TokenizerClass, _ROBERTA, "A eos lang", "A B eos lang")
 
 CLASSES = {
-    "BertTokenizer": TokenizerClass(_BERT, "cls A sep", "cls A sep B sep", segments=True),
-    "DistilBertTokenizer": TokenizerClass(_BERT, "cls A sep", "cls A sep B sep"),
+    "BertTokenizer": TokenizerClass(BERT_NAMES, "cls A sep", "cls A sep B sep", segments=True),
+    "AlbertTokenizer": TokenizerClass(_ALBERT, "cls A sep", "cls A sep B sep"),
+    "MBartTokenizer": _LANGUAGE_LAST(language="en_XX"),
+    "MBart50Tokenizer": _LANGUAGE_FIRST(language="en_XX"),
+    "NllbTokenizer": _LANGUAGE_FIRST(language="eng_Latn"),
+    _LEGACY_NLLB: _LANGUAGE_LAST(language="eng_Latn"),
+    "M2M100Tokenizer": _LANGUAGE_FIRST(language="en", language_token="__{}__"),
+    "DistilBertTokenizer": TokenizerClass(BERT_NAMES, "cls A sep", "cls A sep B sep"),
     "RobertaTokenizer": TokenizerClass(_ROBERTA, "cls A sep", "cls A sep sep B sep"),
     "XLMRobertaTokenizer": TokenizerClass(_ROBERTA, "bos A eos", "bos A eos eos B eos"),
     "CamembertTokenizer": TokenizerClass(_ROBERTA, "bos A eos", "bos A eos eos B eos"),
@@ -57,11 +71,14 @@ CLASSES = {
     "GPT2Tokenizer": TokenizerClass(dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
     "ReformerTokenizer": TokenizerClass({"eos_token": "</s>", "unk_token": "<unk>"}),
 }
+CLASSES |= {"ElectraTokenizer": CLASSES["BertTokenizer"], "BartTokenizer": CLASSES["RobertaTokenizer"]}
 _OTHER = TokenizerClass({})
 _BY_MODEL_TYPE = {
     "bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "roberta": "RobertaTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer",
     "marian": "MarianTokenizer", "gpt2": "GPT2Tokenizer", "reformer": "ReformerTokenizer",
+    "electra": "BertTokenizer", "albert": "AlbertTokenizer", "bart": "RobertaTokenizer", "mbart": "MBartTokenizer",
+    "m2m_100": "M2M100Tokenizer",
 }  # fmt: skip
 
 
@@ -79,6 +96,8 @@ def tokenizer_class(folder: Path, settings: Settings, default: str | None = None
     config = read_json(folder / "config.json") if (folder / "config.json").exists() else {}
     named = settings.get("tokenizer_class") or config.get("tokenizer_class")
     name = str(named).removesuffix("Fast") if named else _BY_MODEL_TYPE.get(str(config.get("model_type")))
+    if name == "NllbTokenizer" and settings.get("legacy_behaviour") is True:
+        name = _LEGACY_NLLB
     if default is not None and name not in CLASSES:
         name = default
     return CLASSES.get(str(name), _OTHER)
@@ -95,10 +114,15 @@ def special_names(settings: Settings, default_names: Names) -> Names:
     return names
 
 
+def language_token(of_class: TokenizerClass, code: Any) -> str:
+    """The token that says which language a text is in."""
+    return of_class.language_token.format(code)
+
+
 def obeying(text: str, library: tokenizers.Tokenizer, of_class: TokenizerClass, settings: Settings) -> str:
     """tokenizer.json with the settings of its class, which stand above those that it was saved with."""
     plain = json.loads(text)
-    if of_class.names == _BERT and isinstance(library.normalizer, normalizers.BertNormalizer):
+    if of_class.names == BERT_NAMES and isinstance(library.normalizer, normalizers.BertNormalizer):
         plain["normalizer"] = json.loads(bert_normalizer(settings).__getstate__())
     byte_level = isinstance(library.pre_tokenizer, pre_tokenizers.ByteLevel)
     if byte_level and of_class in (CLASSES["GPT2Tokenizer"], CLASSES["RobertaTokenizer"]):
@@ -129,6 +153,8 @@ def special_tokens(
 ) -> SpecialTokens:  # fmt: skip
     """The ids of the special tokens, and what stands around a text; `saved`: whether a tokenizer.json says so."""
     names = special_names(settings, of_class.names)
+    if of_class.language:
+        names["lang_token"] = language_token(of_class, settings.get("src_lang") or of_class.language)
     ids = {role: library.token_to_id(name) for role, name in names.items()}
 
     def first(*roles: str) -> int | None:
@@ -178,9 +204,10 @@ def _pieces(template: str, names: Names, ids: Mapping[str, int | None]) -> Piece
 def _role(role: str, names: Names, ids: Mapping[str, int | None]) -> int:
     found = ids.get(f"{role}_token")
     if found is None:
+        setting = "src_lang" if role == "lang" else f"{role}_token"
         raise InputError(
             f"the vocabulary has no {names.get(f'{role}_token')}, which this kind of tokenizer puts around a text "
-            f"({role}_token). Name the token that the model was trained with in tokenizer_config.json."
+            f"({setting}). Name the token that the model was trained with in tokenizer_config.json."
         )
     return found
 

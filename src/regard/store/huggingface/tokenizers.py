@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,8 +23,11 @@ from regard import messages
 from regard.data.tokenize.encode import Reads, Template
 from regard.data.tokenize.tokenizer import FIRST_TEXT, LOOKUP_ONLY, SECOND_TEXT, SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError, Note
-from regard.store.files import first_line, json_bytes, read_bounded, read_json, write_file
+from regard.extras import extra
+from regard.store.files import first_line, json_bytes, read_bounded, read_json, require_file, write_file
+from regard.store.huggingface.languages import language_codes
 from regard.store.huggingface.special_tokens import (
+    BERT_NAMES,
     CLASSES,
     ROLES,
     SENTENCEPIECE,
@@ -68,12 +71,18 @@ def read_huggingface_tokenizers(folder: Path, *, start: int | None = None, end: 
         return _from_tokenizer_json(folder, settings, files, start, end)
     if "spiece.model" in files:
         found = _read_sentencepiece(folder / "spiece.model", _BPE)
-        library = _build(folder, "spiece.model", lambda: _sentencepiece(found, settings))
         default = "ReformerTokenizer" if found.bpe else "T5Tokenizer"
+        albert = not found.bpe and tokenizer_class(folder, settings, default) is CLASSES["AlbertTokenizer"]
+        build = _albert_tokenizer if albert else _sentencepiece
+        library = _build(folder, "spiece.model", lambda: build(found, settings))
         return _finish(library, folder, settings, default, start, end), None
     if _FAIRSEQ in files:
-        french = tokenizer_class(folder, settings, "XLMRobertaTokenizer") is CLASSES["CamembertTokenizer"]
-        library = _build(folder, _FAIRSEQ, lambda: _fairseq_tokenizer(folder / _FAIRSEQ, french=french))
+        of_class = tokenizer_class(folder, settings, "XLMRobertaTokenizer")
+        codes = language_codes(of_class, settings)
+        if of_class is CLASSES["M2M100Tokenizer"]:
+            return _m2m100(folder, settings, codes, start, end), None
+        french = of_class is CLASSES["CamembertTokenizer"]
+        library = _build(folder, _FAIRSEQ, lambda: _fairseq_tokenizer(folder / _FAIRSEQ, french=french, codes=codes))
         return _finish(library, folder, settings, "XLMRobertaTokenizer", start, end), None
     if {"source.spm", "target.spm", "vocab.json"} <= files:
         return _marian(folder, settings, start, end)
@@ -84,6 +93,8 @@ def read_huggingface_tokenizers(folder: Path, *, start: int | None = None, end: 
             library.post_processor = trimmed_offsets(settings)
         return _finish(library, folder, settings, default, start, end), None
     if "vocab.txt" in files:
+        if not tokenizer_class(folder, settings, "BertTokenizer").names.items() <= BERT_NAMES.items():
+            settings = {**settings, "tokenizer_class": "BertTokenizer"}  # as Chinese ALBERTs have
         library = _build(folder, "vocab.txt", lambda: _wordpiece(folder, settings))
         return _finish(library, folder, settings, "BertTokenizer", start, end), None
     raise InputError(f"no tokenizer in {folder}. It needs a tokenizer.json, a vocab.txt, a vocab.json with merges.txt "
@@ -214,6 +225,19 @@ def _marian(folder: Path, settings: Mapping[str, Any], start: int | None, end: i
     return found[0], found[1]
 
 
+def _m2m100(
+    folder: Path, settings: Mapping[str, Any], codes: list[str], start: int | None, end: int | None
+) -> Tokenizer:  # fmt: skip
+    """M2M100's tokenizer: pieces with the ids of vocab.json, then the codes of languages."""
+    require_file(folder / "vocab.json")
+    ids = read_json(folder / "vocab.json")
+    ids |= {code: len(ids) + number for number, code in enumerate(codes)}
+    library = _build(folder, _FAIRSEQ, partial(_marian_tokenizer, folder / _FAIRSEQ, ids, {"<s>", *codes}))
+    library.add_special_tokens([AddedToken(name, normalized=False) for name in ("<s>", *codes)])
+    beyond = len(ids) if library.get_vocab_size() > len(ids) else None
+    return _finish(library, folder, settings, "M2M100Tokenizer", start, end, beyond)
+
+
 def _build(folder: Path, name: str, build: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
     """Build a tokenizer of the library, and turn all its errors into ours."""
     try:
@@ -239,6 +263,9 @@ def write_huggingface_tokenizers(
     folder: Path, made: Tokenizers, *, max_length: int | None, reads: Reads, segments: int = 0
 ) -> None:
     """Write tokenizer.json with a template of special tokens, and tokenizer_config.json; or Marian's own files."""
+    if made[1] is None and _is_marian(made[0]):
+        raise InputError("some pieces of this tokenizer have no id in the vocabulary, which tokenizer.json cannot say. "
+                         "It can only be saved as regard's own folder.")  # fmt: skip
     if made[1] is not None and _is_marian(made[0]) and _is_marian(made[1]):
         _write_marian(folder, (made[0], made[1]), max_length)
         return
@@ -321,8 +348,9 @@ class _SentencePieceModel:
 
 def _read_sentencepiece(path: Path, *types: int) -> _SentencePieceModel:
     """Read a SentencePiece model: unigram, or one of these model types."""
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2
+    with extra("published", f"a SentencePiece model ({path})"):
+        from google.protobuf.message import DecodeError
+        from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto()
     try:
@@ -382,17 +410,17 @@ def _unigram_tokenizer(
     return tokenizer
 
 
-def _fairseq_tokenizer(path: Path, *, french: bool) -> tokenizers.Tokenizer:
-    """The tokenizer of XLM-RoBERTa or CamemBERT: pieces after the special tokens of fairseq, and <mask> last."""
+def _fairseq_tokenizer(path: Path, *, french: bool, codes: list[str]) -> tokenizers.Tokenizer:
+    """The tokenizer of XLM-RoBERTa, CamemBERT or mBART: pieces after the special tokens of fairseq, and <mask> last."""
     found = _read_sentencepiece(path)
     first = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
     kept = found.pieces[3:]
     if french:
         first = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
         kept = found.pieces[1:]
-    tokenizer = _unigram_tokenizer(found, [*first, *kept, ("<mask>", 0.0)], 3)
+    tokenizer = _unigram_tokenizer(found, [*first, *kept, *((code, 0.0) for code in codes), ("<mask>", 0.0)], 3)
     unused = [name for name, _ in first if name.endswith("NOTUSED")]
-    special = [AddedToken(name, normalized=False) for name in (*unused, "<s>", "</s>", "<pad>", "<unk>")]
+    special = [AddedToken(name, normalized=False) for name in (*unused, "<s>", "</s>", "<pad>", "<unk>", *codes)]
     # As in RoBERTa, the mask stands for a word with the space before it.
     tokenizer.add_special_tokens([*special, AddedToken("<mask>", lstrip=True, normalized=False)])
     return tokenizer
@@ -409,10 +437,26 @@ def _t5_tokenizer(found: _SentencePieceModel, sentinels: int) -> tokenizers.Toke
     return tokenizer
 
 
-def _marian_tokenizer(path: Path, ids: Mapping[str, int]) -> tokenizers.Tokenizer:
+def _albert_tokenizer(found: _SentencePieceModel, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """ALBERT's unigram model, of texts in lower case without accents unless settings say otherwise."""
+    tokenizer = _unigram_tokenizer(found, found.pieces, found.unknown)
+    steps: list[normalizers.Normalizer] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if settings.get("keep_accents") is not True:
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if settings.get("do_lower_case", True):
+        steps += [normalizers.Lowercase()]
+    steps += [normalizers.Precompiled(found.charsmap)] if found.charsmap else []
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    _add_special_pieces(tokenizer, found)
+    tokenizer.add_special_tokens([AddedToken(found.pieces[found.unknown][0], normalized=False)])
+    return tokenizer
+
+
+def _marian_tokenizer(path: Path, ids: Mapping[str, int], more: Collection[str] = ()) -> tokenizers.Tokenizer:
     """Marian's tokenizer of one language: the pieces of its file with the ids of vocab.json.
 
     Pieces of the other language are never found in a text; pieces without an id come last, beyond the vocabulary.
+    `more` are special tokens besides Marian's.
     """
     found = _read_sentencepiece(path)
     typed = zip(found.pieces, found.types)
@@ -421,7 +465,7 @@ def _marian_tokenizer(path: Path, ids: Mapping[str, int]) -> tokenizers.Tokenize
         raise _unusable(path.parent / "vocab.json", "its ids are not 0, 1, 2, ... or <unk> is not among them")
     lowest = min(own.values(), default=0.0)
     scores = [
-        (text if text in own or _is_added(text) else LOOKUP_ONLY + text, own.get(text, lowest))
+        (text if text in own or _is_added(text) or text in more else LOOKUP_ONLY + text, own.get(text, lowest))
         for text in sorted(ids, key=ids.__getitem__)
     ]
     beyond = [(text, score) for text, score in own.items() if text not in ids]
@@ -445,7 +489,8 @@ def _is_added(text: str) -> bool:
 
 def _marian_files(tokenizer_json: str, vocabulary: int) -> tuple[bytes, dict[str, int]]:
     """The inverse of `_marian_tokenizer`: the SentencePiece file and the ids of its tokenizer.json."""
-    from sentencepiece import sentencepiece_model_pb2
+    with extra("published", "Marian's tokenizer"):
+        from sentencepiece import sentencepiece_model_pb2
 
     plain = json.loads(tokenizer_json)
     if plain["model"]["type"] != "Unigram" or "normalizers" not in (plain["normalizer"] or {}):

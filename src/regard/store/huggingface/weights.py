@@ -34,11 +34,24 @@ def concatenation(count: int) -> Operation:
     return Operation(lambda tensors: [torch.cat(tensors)], lambda tensors: list(tensors[0].chunk(count)))
 
 
+def split_rows(*sizes: int) -> Operation:
+    """Concatenate matrices of these numbers of rows, where they differ: queries, and keys for several heads."""
+    return Operation(lambda tensors: [torch.cat(tensors)], lambda tensors: list(tensors[0].split(sizes)))
+
+
 def drop_rows(count: int) -> Operation:
     """Drop the first rows of a table, which no token uses; written back, they are zeros."""
     return Operation(
         lambda tensors: [tensors[0][count:]],
         lambda tensors: [torch.cat([torch.zeros_like(tensors[0][:1]).expand(count, -1), tensors[0]])],
+    )
+
+
+def above_zeros() -> Operation:
+    """One row, the logit of yes, below a row of zeros, the logit of no: a sigmoid as a softmax over two labels."""
+    return Operation(
+        lambda tensors: [torch.cat([torch.zeros_like(tensors[0]), tensors[0]])],
+        lambda tensors: [tensors[0][1:] - tensors[0][:1]],
     )
 
 

@@ -1,0 +1,188 @@
+"""Llama, Mistral and Qwen2 in Hugging Face's format: weight table and configs.
+
+Decoders with rotary positions, RMS norms, a gated feed-forward, and keys and values that several heads share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from regard.layers.attention import SelfAttention
+from regard.layers.embedding import Embed
+from regard.layers.feedforward import FeedForward
+from regard.layers.join import PreNorm, RMSNorm
+from regard.layers.patterns import Causal, Pattern, Window
+from regard.layers.positions import Rotary
+from regard.models.model import Model, Stack
+from regard.models.readouts import Last, Vocabulary
+from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
+from regard.store.huggingface.weights import Row, row, split_rows, weight_and_bias
+
+_OURS, _THEIRS = "decoder.layers.{}.", "layers.{}."
+_ATTENTION, _FEEDFORWARD = f"{_THEIRS}self_attn.", f"{_THEIRS}mlp."
+
+ROWS = (
+    row("embed_tokens.weight|lm_head.weight", "embed.table.weight"),
+    row(f"{_THEIRS}input_layernorm.weight", f"{_OURS}self.norm.weight"),
+    *weight_and_bias(f"{_ATTENTION}o_proj", f"{_OURS}self.sublayer.out"),
+    row(f"{_THEIRS}post_attention_layernorm.weight", f"{_OURS}feedforward.norm.weight"),
+    *weight_and_bias(f"{_FEEDFORWARD}gate_proj", f"{_OURS}feedforward.sublayer.gate"),
+    *weight_and_bias(f"{_FEEDFORWARD}up_proj", f"{_OURS}feedforward.sublayer.up"),
+    *weight_and_bias(f"{_FEEDFORWARD}down_proj", f"{_OURS}feedforward.sublayer.down"),
+    row("norm.weight", "decoder.final_norm.weight"),
+    row("lm_head.weight", "readout.lm_head.weight"),
+)
+_HEADS = {
+    "ForSequenceClassification": (row("score.weight", "readout.out.weight"),),
+    "ForTokenClassification": weight_and_bias("score", "readout.out"),
+}
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What tells the families apart: names, default settings, and which settings there are."""
+
+    name: str
+    vocabulary: int
+    inner: int
+    key_heads: int | None
+    biased: bool | None  # projections of queries, keys and values; None: as attention_bias says, and the output's too
+    window: str | None  # the setting that turns sliding_window on; "": always on; None: there is no window
+
+
+_LLAMA = _Kind("Llama", 32000, 11008, None, None, None)
+_MISTRAL = _Kind("Mistral", 32000, 14336, 8, False, "")
+_QWEN2 = _Kind("Qwen2", 151936, 22016, 32, True, "use_sliding_window")
+
+
+def _rows(published: PublishedModel) -> tuple[Row, ...]:
+    attention = published.decoder.attention
+    assert isinstance(attention, SelfAttention)
+    key_width = attention.key_width or published.model.width // attention.heads
+    key_heads = attention.key_heads or attention.heads
+    parts = split_rows(*(key_width * heads for heads in (attention.heads, key_heads, key_heads)))
+    names = [f"{_ATTENTION}{part}_proj" for part in "qkv"]
+    query_key_value = tuple(
+        Row(tuple(f"{name}.{kind}" for name in names), f"{_OURS}self.sublayer.query_key_value.{kind}", (parts,), True)
+        for kind in ("weight", "bias")
+    )
+    return *ROWS, *query_key_value, *_HEADS.get(published.head()[0], ())
+
+
+def _rotary(config: ConfigReader) -> Rotary:
+    """The rotary positions; other kinds than the first, such as those for longer texts, are refused by name."""
+    for name in ("rope_parameters", "rope_scaling"):
+        found = config.values.get(name)
+        config.ignore(name)
+        kind = (found.get("rope_type") or found.get("type") or "default") if isinstance(found, dict) else "default"
+        known = found is None or (isinstance(found, dict) and found.keys() <= {"rope_type", "type", "rope_theta"})
+        if kind != "default" or not known:
+            config.refuse(name, found)
+    newer = config.values.get("rope_parameters")
+    newer = newer.get("rope_theta") if isinstance(newer, dict) else None
+    given = ConfigReader({"rope_theta": config.values.get("rope_theta") if newer is None else newer}, config.where)
+    config.ignore("rope_theta")
+    return Rotary(given.number("rope_theta", 10_000.0))
+
+
+def _window(kind: _Kind, config: ConfigReader) -> Pattern:
+    """Causal attention, or a sliding window in every layer; a window in some layers only is refused."""
+    if kind.window is None:
+        return Causal()
+    config.ignore("sliding_window", "max_window_layers")
+    on = config.boolean(kind.window, False) if kind.window else True
+    layers = config.strings("layer_types", ())
+    if on and kind.window:
+        config.refuse(kind.window, True)
+    if any(layer != "full_attention" for layer in layers):
+        config.refuse("layer_types", layers)
+    default = None if kind.window else 4096
+    length = config.values.get("sliding_window", default)
+    return Window(config.integer("sliding_window", default)) if on and length is not None else Causal()
+
+
+def _from_config(
+    kind: _Kind, config: ConfigReader, weights: PublishedWeights, architecture: str
+) -> PublishedModel:  # fmt: skip
+    width, heads = config.integer("hidden_size", 4096), config.integer("num_attention_heads", 32)
+    key_heads = config.integer("num_key_value_heads", kind.key_heads or heads)
+    key_width = config.integer("head_dim", max(1, width // heads))
+    config.assume("pretraining_tp", 1)
+    config.ignore("attention_dropout", "max_position_embeddings")
+    biased, out_biased = kind.biased, False
+    if biased is None:
+        biased = out_biased = config.boolean("attention_bias", False)
+    attention = SelfAttention(
+        heads, _window(kind, config), position=_rotary(config), key_width=None if key_width * heads == width else
+        key_width, biased=biased, key_heads=None if key_heads == heads else key_heads,
+        out_biased=None if out_biased == biased else out_biased,
+    )  # fmt: skip
+    feedforward = FeedForward(
+        config.integer("intermediate_size", kind.inner), config.activation("hidden_act", "silu"), gated=True,
+        biased=kind is _LLAMA and config.boolean("mlp_bias", False),
+    )  # fmt: skip
+    norm = RMSNorm(config.epsilon("rms_norm_eps", 1e-6))
+    head, dropout = architecture.removeprefix(kind.name), config.number("classifier_dropout", 0.1)
+    readout = config.classification_readout(head, pool=Last(), inner=None, dropout=dropout, biased=False)
+    tying = config.boolean("tie_word_embeddings", False)
+    tied = tying and weights.equal_or_missing("lm_head.weight", "embed_tokens.weight")
+    if readout is None:
+        bare = architecture.endswith("Model")
+        readout = Vocabulary(tied or (bare and "lm_head.weight" not in weights.shapes))
+    layers = config.depth("num_hidden_layers", 32) * ((attention, feedforward),)
+    model = Model(width, Embed(), decoder=Stack(layers, PreNorm(norm)), readout=readout)
+    return PublishedModel(model, config.integer("vocab_size", kind.vocabulary))
+
+
+def _to_config(kind: _Kind, published: PublishedModel) -> dict[str, Any]:
+    head, labels = published.head("ForCausalLM")
+    decoder, attention, position = published.decoder, published.decoder.attention, None
+    if isinstance(attention, SelfAttention):
+        position = attention.position
+    if not isinstance(attention, SelfAttention) or not isinstance(position, Rotary):
+        raise TypeError("not a decoder with rotary positions")
+    window = attention.pattern.length if isinstance(attention.pattern, Window) else None
+    own: dict[str, dict[str, Any]] = {
+        "Llama": {"attention_bias": attention.biased, "mlp_bias": decoder.feedforward.biased},
+        "Mistral": {"sliding_window": window},
+        "Qwen2": {"use_sliding_window": False},
+    }
+    return {
+        "architectures": [f"{kind.name}{head}"],
+        "vocab_size": published.vocabulary,
+        "hidden_size": published.model.width,
+        "intermediate_size": decoder.feedforward.inner,
+        "num_hidden_layers": decoder.depth,
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.key_heads or attention.heads,
+        "head_dim": attention.key_width or published.model.width // attention.heads,
+        "hidden_act": decoder.activation,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": decoder.epsilon,
+        "rope_parameters": {"rope_type": "default", "rope_theta": position.base},
+        "tie_word_embeddings": published.tied,
+        **own[kind.name],
+        **labels,
+    }
+
+
+def _family(kind: _Kind, name: str) -> Family:
+    heads = "ForCausalLM", "Model", "ForSequenceClassification", "ForTokenClassification"
+    return Family(
+        name,
+        tuple(f"{kind.name}{head}" for head in heads),
+        _rows,
+        partial(_from_config, kind),
+        partial(_to_config, kind),
+        prefix="model.",
+        unprefixed=r"^(lm_head|score)\.",
+        ignored=(r"^layers\.\d+\.self_attn\.rotary_emb\.inv_freq$", r"^rotary_emb\.inv_freq$"),
+        kept_settings=("max_position_embeddings",),
+    )
+
+
+LLAMA = _family(_LLAMA, "llama")
+MISTRAL = _family(_MISTRAL, "mistral")
+QWEN2 = _family(_QWEN2, "qwen2")
