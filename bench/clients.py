@@ -57,7 +57,8 @@ def first_tokens(port: int, texts: Sequence[str]) -> dict[str, object]:
     first, whole = [], []
     for text in texts:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        body = json.dumps({"model": "served", "prompt": text, "stream": True, "temperature": 0, "max_tokens": 64})
+        asked = {"model": "served", "prompt": text, "stream": True, "temperature": 0, "beam": 1, "max_tokens": 64}
+        body = json.dumps(asked)
         start = time.perf_counter()
         connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         reply = connection.getresponse()

@@ -18,9 +18,9 @@ from bench.harness import Result, compare, per_second
 from regard.api import LoadedModel
 from regard.decode.generate import translation_requests
 from regard.serve.app import create_app
+from regard.serve.pool import WorkerPool
 from regard.serve.protocol import bind, make_server
 from regard.serve.settings import Settings
-from regard.serve.worker import Worker
 
 _READY = 60.0  # seconds until a server must answer
 
@@ -37,12 +37,12 @@ class Serving:
 
 
 def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: int, alone: int) -> Serving:
-    """Offline decoding, clients of the worker and clients over HTTP, in turns; then single requests and streams.
+    """Offline decoding, clients of the workers and clients over HTTP, in turns; then single requests and streams.
 
     `alone` is the number of texts of the lone requests and of the streams.
     """
     some, answers = list(texts[:alone]), {}
-    with served(model, clients) as (worker, port):
+    with served(model, clients) as (workers, port):
 
         def offline() -> float:
             answers["offline"] = model.translate(list(texts))
@@ -65,7 +65,9 @@ def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: i
             "serving",
             {
                 "offline": per_second(offline),
-                f"{clients} clients of the worker": per_second(lambda: through_worker(model, worker, texts, clients)),
+                f"{clients} clients of the workers": per_second(
+                    lambda: through_workers(model, workers, texts, clients)
+                ),
                 f"{clients} clients over HTTP": over_http,
             },
             rounds,
@@ -76,22 +78,22 @@ def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: i
     return Serving(throughput, single, streams["first"], streams["whole"], different)
 
 
-def through_worker(model: LoadedModel, worker: Worker, texts: Sequence[str], clients: int) -> float:
+def through_workers(model: LoadedModel, workers: WorkerPool, texts: Sequence[str], clients: int) -> float:
     """All texts, each client with one job at a time."""
     options, left = model.defaults(), iter(range(len(texts)))
 
     def client() -> None:
         for index in left:  # a range iterator is safe to share between threads
             requests = translation_requests(model.network, model.tokenizers, [texts[index]], options)
-            worker.generate(requests, options).future.result()
+            workers.generate(requests, options).future.result()
 
     together([client] * clients)
     return len(texts)
 
 
 @contextmanager
-def served(model: LoadedModel, clients: int) -> Iterator[tuple[Worker, int]]:
-    """The model over HTTP on a free port until the end of the block; -> its worker and the port."""
+def served(model: LoadedModel, clients: int) -> Iterator[tuple[WorkerPool, int]]:
+    """The model over HTTP on a free port until the end of the block; -> its workers and the port."""
     settings, listening = Settings(port=0, max_waiting=max(64, clients)), bind("127.0.0.1", 0)
     app = create_app({"served": model}, settings)
     server, port = make_server(app, settings), int(listening.getsockname()[1])
@@ -101,7 +103,7 @@ def served(model: LoadedModel, clients: int) -> Iterator[tuple[Worker, int]]:
         ends = time.monotonic() + _READY
         while not app.state.models.ready and time.monotonic() < ends:
             time.sleep(0.02)
-        yield app.state.models["served"].worker, port
+        yield app.state.models["served"].workers, port
     finally:
         server.should_exit = True
         thread.join()

@@ -74,6 +74,11 @@ class Server:
         """How many files and sockets it has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    @property
+    def threads(self) -> int:
+        """How many threads it has."""
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
     def stop(self) -> int:
         """End it with SIGTERM; -> the exit code."""
         self.process.send_signal(signal.SIGTERM)
@@ -245,8 +250,10 @@ class Tally:
         return sorted(self.seconds)[int(share * (len(self.seconds) - 1))] if self.seconds else 0.0
 
 
-async def client(port: int, known: list[Question], until: float, tally: Tally, seed: int, pause: float = 0.0) -> None:
-    """Ask one question after another until the time is up."""
+async def client(
+    port: int, known: list[Question], until: float, tally: Tally, seed: int, *, pause: float = 0.0, idle: float = 0.0
+) -> None:
+    """Ask one question after another until the time is up; idle for some seconds, or for a share of each turn."""
     chance = random.Random(seed)
     while time.monotonic() < until:
         question, began = chance.choice(known), time.monotonic()
@@ -262,8 +269,9 @@ async def client(port: int, known: list[Question], until: float, tally: Tally, s
             await asyncio.sleep(chance.uniform(0.1, 1.0))
         else:
             tally.wrong.append(f"{question.path}: status {status}: {text[:200]}")
-        if pause:
-            await asyncio.sleep(chance.uniform(0, 2 * pause))
+        rest = pause + (time.monotonic() - began) * idle / (1 - idle)
+        if rest:
+            await asyncio.sleep(chance.uniform(0, 2 * rest))
 
 
 async def many_clients(folders: dict[str, Path], clients: int, seconds: float, seed: int) -> bool:
@@ -343,7 +351,7 @@ async def slow_clients(folders: dict[str, Path], each: int, seconds: float, seed
     with serving(folders) as server:
         base, loaded = Tally(), Tally()
         until = time.monotonic() + seconds
-        await asyncio.gather(*(client(server.port, known, until, base, seed + n, 0.05) for n in range(4)))
+        await asyncio.gather(*(client(server.port, known, until, base, seed + n, pause=0.05) for n in range(4)))
         before, closed = server.memory, 0
         over = asyncio.Event()
 
@@ -376,7 +384,7 @@ async def slow_clients(folders: dict[str, Path], each: int, seconds: float, seed
         tasks += [asyncio.create_task(read_slowly()) for _ in range(each)]
         await asyncio.sleep(1)
         until = time.monotonic() + max(seconds, 35.0)
-        await asyncio.gather(*(client(server.port, known, until, loaded, seed + n, 0.05) for n in range(4)))
+        await asyncio.gather(*(client(server.port, known, until, loaded, seed + n, pause=0.05) for n in range(4)))
         grown = server.memory - before
         over.set()
         await asyncio.sleep(1.5)
@@ -413,15 +421,25 @@ async def replaced(folders: dict[str, Path], folder: Path, seed: int) -> bool:
     return alive and not tally.wrong
 
 
+async def gauges(port: int) -> dict[str, float]:
+    """What waits, what runs, and the tasks of the event loop."""
+    _, _, text = await ask(port, "GET", "/metrics")
+    found = re.findall(r"^regard_(waiting|running|tasks)(?:\{[^}]*\})? (\S+)$", text, re.MULTILINE)
+    return {name: sum(float(value) for one, value in found if one == name) for name, _ in found}
+
+
 async def soak(folders: dict[str, Path], minutes: float, seed: int) -> bool:
-    """Long load at about 80 % of what the server can do: memory, files and tasks stay as they were."""
+    """Long load at about 80 % of what the server can do: memory, files and tasks stay as they were.
+
+    Each client is idle for a fifth of its time, however fast the machine is at the moment.
+    """
     known = questions(folders, random.Random(seed), each=12)
     with serving(folders) as server:
-        tally, clients = Tally(), 4
-        await asyncio.gather(*(client(server.port, known, time.monotonic() + 10, tally, n) for n in range(clients)))
-        pause = 0.25 * clients * 10 / max(1, tally.statuses[200])  # a fifth of each turn is idle
-        files, samples, tally = server.descriptors, list[tuple[float, int]](), Tally()
-        began, until = time.monotonic(), time.monotonic() + 60 * minutes
+        warm, tally, clients = Tally(), Tally(), 4
+        await asyncio.gather(*(client(server.port, known, time.monotonic() + 10, warm, n) for n in range(clients)))
+        await asyncio.sleep(6)  # kept connections have ended
+        files, threads, before = server.descriptors, server.threads, await gauges(server.port)
+        samples, began, until = list[tuple[float, int]](), time.monotonic(), time.monotonic() + 60 * minutes
 
         async def watch() -> None:
             while time.monotonic() < until:
@@ -429,18 +447,21 @@ async def soak(folders: dict[str, Path], minutes: float, seed: int) -> bool:
                 await asyncio.sleep(5)
 
         await asyncio.gather(
-            watch(), *(client(server.port, known, until, tally, seed + n, pause) for n in range(clients))
+            watch(), *(client(server.port, known, until, tally, seed + n, idle=0.2) for n in range(clients))
         )
-        await asyncio.sleep(3)
-        left = server.descriptors
+        await asyncio.sleep(6)
+        left, later, after = server.descriptors, server.threads, await gauges(server.port)
     late = [(minute, memory) for minute, memory in samples if minute >= min(5.0, minutes / 2)]
     middle = sum(minute for minute, _ in late) / len(late)
     mean = sum(memory for _, memory in late) / len(late)
     slope = sum((m - middle) * (size - mean) for m, size in late) / max(1e-9, sum((m - middle) ** 2 for m, _ in late))
-    print(f"soak of {minutes:g} minutes: {tally.statuses[200]} answers, {len(tally.wrong)} wrong, memory "
-          f"{slope / 2**20:+.2f} MiB per minute, files {files} -> {left}")  # fmt: skip
+    print(f"soak of {minutes:g} minutes: {dict(tally.statuses)}, {warm.statuses[200] / 10:.1f} answers per second at "
+          f"full load, then {tally.statuses[200] / 60 / minutes:.1f}; {len(tally.wrong)} wrong, memory "
+          f"{slope / 2**20:+.2f} MiB per minute "
+          f"({late[0][1] >> 20} -> {late[-1][1] >> 20} MiB), files {files} -> {left}, threads {threads} -> "
+          f"{later}, {before} -> {after}")  # fmt: skip
     tally.show_wrong()
-    return not tally.wrong and slope <= 2**20 and abs(left - files) <= 2
+    return not tally.wrong and slope <= 2**20 and abs(left - files) <= 2 and after == before
 
 
 def main() -> None:

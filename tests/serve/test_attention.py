@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Iterator
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
@@ -61,7 +62,7 @@ def models() -> list[Any]:
 def viewed(server: Live, make: Any, text: str, target: str | None = None) -> Client:
     """A view in the worker of the first model, with its page made."""
     views: Views = server.app.state.views
-    found = Client(server, views.add(server.app.state.models["one"].worker, make, text, target))
+    found = Client(server, views.add(server.app.state.models["one"].workers, make, text, target))
     assert found()[0] == 200
     return found
 
@@ -345,11 +346,11 @@ def test_a_view_that_left_memory_is_made_again(server: Live):
 
 
 def test_the_oldest_view_is_forgotten():
-    views = Views(remembered=3)
-    found = [views.add(None, lambda text, target: None, str(number)) for number in range(4)]
+    views, workers = Views(remembered=3), SimpleNamespace(pin=lambda: None)
+    found = [views.add(workers, lambda text, target: None, str(number)) for number in range(4)]
     assert list(views.views) == [view.id for view in found[1:]]
     views.find(found[1].id)
-    views.add(None, lambda text, target: None, "new")
+    views.add(workers, lambda text, target: None, "new")
     assert found[1].id in views.views
     assert found[2].id not in views.views
 
@@ -366,7 +367,7 @@ def test_an_error_of_ours_tells_only_its_id(server: Live, client: Client):
     def fail(*texts: str | None) -> TracePage:
         raise RuntimeError(f"a secret: {texts}")
 
-    view = server.app.state.views.add(server.app.state.models["one"].worker, fail, TEXT)
+    view = server.app.state.views.add(server.app.state.models["one"].workers, fail, TEXT)
     status, content, _ = server(f"/attention/{view.id}/")
     assert status == 500
     assert b"secret" not in content

@@ -411,7 +411,7 @@ def test_a_reader_that_takes_nothing_is_dropped(tiny: Models):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dropped_connection_takes_its_job_along(server: Live, stream: bool):
-    worker = server.app.state.models["endless"].worker
+    worker = server.app.state.models["endless"].workers
     eventually(lambda: worker.running == 0, "a job was left over")
     connection = socket.create_connection(("127.0.0.1", server.port))
     body = json.dumps({**ENDLESS, "stream": stream}).encode()

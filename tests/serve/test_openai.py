@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import http.client
 import json
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,11 @@ import openai
 import pytest
 
 from regard.api import LoadedModel
+from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.continuous import Partial
 from regard.decode.options import Options
 from regard.serve.settings import Settings
-from regard.serve.stream import certain_text
+from regard.serve.stream import Progress, certain_text
 
 from .conftest import KEY
 from .live import Live, live
@@ -31,6 +35,11 @@ Models = dict[str, LoadedModel]
 def client(server: Live) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.address}/v1", api_key="unused", max_retries=0) as found:
         yield found
+
+
+def workers_of(server: Live, name: str) -> Any:
+    """The workers of a served model."""
+    return server.app.state.models[name].workers
 
 
 def greedy(model: LoadedModel, prompt: str, tokens: int, **options: Any) -> str:
@@ -118,11 +127,65 @@ def test_a_stream_sends_tokens_before_the_last_one_is_known(server: Live):
     connection.request("POST", "/v1/completions", json.dumps(body))
     reply = connection.getresponse()
     assert reply.headers["Content-Type"].startswith("text/event-stream")
-    steps = server.app.state.models["endless"].worker.steps
+    steps = workers_of(server, "endless").steps
     first = reply.readline()
     assert json.loads(first.removeprefix(b"data: "))["choices"][0]["finish_reason"] is None
-    assert server.app.state.models["endless"].worker.steps < steps + 2_000
+    assert workers_of(server, "endless").steps < steps + 2_000
     connection.close()
+
+
+def test_a_translation_is_streamed_as_it_is_decoded(server: Live, tiny: Models):
+    eos = tiny["de-en"].target_tokenizer.eos
+    body = {"model": "de-en", "prompt": "The cat", "max_tokens": 1_500, "stream": True, "temperature": 0, "beam": 1}
+    connection, worker = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60), workers_of(server, "de-en")
+    steps = worker.steps
+    connection.request("POST", "/v1/completions", json.dumps({**body, "logit_bias": {str(eos): -100}}))
+    reply = connection.getresponse()
+    for _ in range(3):
+        while not (line := reply.readline()).startswith(b"data: "):
+            assert line
+        assert json.loads(line.removeprefix(b"data: "))["choices"][0]["finish_reason"] is None
+        assert worker.steps < steps + 1_500
+    connection.close()
+
+
+def test_the_tokens_of_a_stream_are_those_of_the_whole(client: openai.OpenAI):
+    asked: dict[str, Any] = {"model": "endless", "prompt": "The cat é", "max_tokens": 300, "seed": 3, "logprobs": 2}
+    whole = client.completions.create(**asked, temperature=1.5).choices[0]
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**asked, temperature=1.5, stream=True)]
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    for name in ("tokens", "token_logprobs", "text_offset", "top_logprobs"):
+        assert [one for chunk in chunks for one in getattr(chunk.logprobs, name)] == getattr(whole.logprobs, name), name
+
+
+def test_a_stream_reads_its_text_once_not_once_per_token(client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch):
+    read: list[int] = []
+    decode = Tokenizer.decode_with_offsets
+
+    def counted(self: Tokenizer, ids: Any, *given: Any) -> Any:
+        read.append(len(ids))
+        return decode(self, ids, *given)
+
+    monkeypatch.setattr(Tokenizer, "decode_with_offsets", counted)
+    asked: dict[str, Any] = {"model": "endless", "prompt": "The cat", "max_tokens": 400, "temperature": 0}
+    list(client.completions.create(**asked, logprobs=2, stream=True))
+    assert len(read) > 3  # else all tokens came at once
+    assert sum(read) < 400 + 2 + 20 * len(read)
+
+
+def test_tokens_that_nobody_reads_are_told_once():
+    async def run() -> None:
+        progress, told = Progress(), []
+        progress.loop = SimpleNamespace(call_soon_threadsafe=told.append)  # type: ignore[assignment]
+        for count in range(1, 5):
+            progress.on_token(0, Partial((1,) * count, None))
+        progress.on_token(1, Partial((7,), None))
+        assert len(told) == 1
+        assert {row: partial.tokens for row, partial in progress.take().items()} == {0: (1,) * 4, 1: (7,)}
+        progress.on_token(0, Partial((1,) * 5, None))
+        assert len(told) == 2
+
+    asyncio.run(run())
 
 
 def test_a_stop_string_ends_a_text_and_is_never_streamed(client: openai.OpenAI, tiny: Models):
@@ -299,7 +362,7 @@ def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, locked: L
 
 def test_a_full_queue_is_429_with_retry_after(tiny: Models):
     with live({"writer": tiny["writer"]}, Settings(port=0, max_waiting=2, grace_seconds=5.0)) as server:
-        worker, release = server.app.state.models["writer"].worker, threading.Event()
+        worker, release = server.app.state.models["writer"].workers, threading.Event()
 
         def wait(_: LoadedModel, items: list[int]) -> list[bool]:
             return [release.wait(60) for _ in items]

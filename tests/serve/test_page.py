@@ -151,7 +151,7 @@ def test_attention_is_seen_and_a_head_switched_off(server: Live, models: dict[st
 
 
 def test_a_continuation_is_streamed_and_stopped(server: Live, browser: Any):
-    worker = server.app.state.models["writer"].worker
+    worker = server.app.state.models["writer"].workers
     with opened(browser, online=True) as window:
         front(window, server, "writer")
         window.page.click("#options summary")

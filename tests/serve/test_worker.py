@@ -111,6 +111,17 @@ def test_a_cancelled_neighbour_leaves_the_others_as_they_are(model: LoadedModel,
     assert [text.tokens for text in stays.future.result(20)[0]] == [text.tokens for text in expected]
 
 
+def test_work_that_comes_while_the_next_is_chosen_is_not_lost(worker: Worker):
+    queue, jobs = worker._work, []
+    submit = threading.Thread(target=lambda: jobs.append(worker.run(lambda _, items: items, [1])))
+    with worker._changed:
+        submit.start()  # it waits for the lock
+        worker._next_work()
+        assert worker._work is queue
+    submit.join(20)
+    assert jobs[0].future.result(20) == [1]
+
+
 def test_queued_work_that_is_cancelled_never_starts(worker: Worker):
     gate, started = Gate(worker), []
     work = worker.run(lambda _, items: started.append(items) or items, [1])

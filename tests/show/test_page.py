@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from regard.api import side_by_side
 from regard.data.tokenize.train import BPE
 from regard.models import zoo
+from regard.models.readouts import Label
 from regard.show import payload
 from tests.laws.zoo import MODELS
 from tests.small import small
@@ -29,6 +31,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     pages = {
         "tall": model.look("cat", LONG_TARGET),
         "prompt": generator.look("The dogs played in", length=3),
+        "label": small(replace(MODELS["bert"], readout=Label(("good", "bad")), auxiliary=None)).look("The cat sat."),
         "film": side_by_side(*steps, labels=["step 1", "step 2", "step 3"], slider=True),
     }
     for name, page in pages.items():
@@ -118,6 +121,13 @@ def test_a_prompt_is_marked_as_prompt(address: dict[str, str], window: Window):
     window.select(view="generation", step=0)
     assert "in the prompt" in window.page.text_content(".candidates")
     assert "chosen" not in window.page.text_content(".candidates")
+
+
+def test_a_classifier_shows_its_label(address: dict[str, str], window: Window):
+    window.go(address["label"])
+    shown = window.page.text_content("#prediction") or ""
+    assert window.page.text_content("#prediction strong").split()[0] in ("good", "bad")
+    assert {"good", "bad"} <= set(shown.split())
 
 
 def test_a_phone_folds_the_controls_and_hints_at_wide_tables(address: dict[str, str], browser: Any):

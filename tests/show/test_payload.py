@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from regard.layers.lsh.masks import RankWindow
 from regard.layers.scores import Additive
 from regard.models import zoo
 from regard.models.model import Model
+from regard.models.readouts import Label, Number
 from regard.show import collect
 from regard.show import payload as module
 from regard.show.payload import Blobs, model_summary, page_payload, side_by_side, trace_payload
@@ -61,7 +63,7 @@ def test_the_payload_of_every_kind_of_model_is_complete(name: str):
     blobs = Blobs()
     found = json.loads(json.dumps(trace_payload(trace, blobs, "one"), allow_nan=False))
     keys = "label model shape sides layers beams alignment prompt left_out"
-    views = "walk generation positions neighbours ablation"
+    views = "prediction walk generation positions neighbours ablation"
     assert set(found) == {*keys.split(), *views.split()}
     assert found["label"] == "one"
     assert sorted({ref["blob"] for ref in refs(found)}) == list(range(len(blobs.data)))
@@ -103,6 +105,21 @@ def check_score_inputs(layer: dict[str, Any], weights: Tensor, blobs: list[bytes
         scores = scores + unpacked(inputs["bias"], blobs).float()
     expected = scores.masked_fill(weights == 0, -torch.inf).softmax(-1)
     torch.testing.assert_close(weights, expected, atol=0.02, rtol=0.02)
+
+
+def test_a_classifier_shows_what_it_predicts():
+    bert = replace(MODELS["bert"], auxiliary=None)
+    labels = small(replace(bert, readout=Label(("good", "bad", "ugly"))))
+    shown = page_payload(labels.look("The cat sat.").traces)[0]["traces"][0]["prediction"]
+    expected = labels.classify(["The cat sat."])[0]
+    assert shown[0][0] == expected.label
+    assert dict(shown) == pytest.approx(expected.probabilities)
+    assert sorted(shown, key=lambda pair: -pair[1]) == shown
+    number = small(replace(bert, readout=Number()))
+    [[text, probability]] = page_payload(number.look("The cat sat.").traces)[0]["traces"][0]["prediction"]
+    assert probability is None
+    assert float(text) == pytest.approx(number.classify(["The cat sat."])[0].number, rel=1e-3)
+    assert page_payload(traced("bert").traces)[0]["traces"][0]["prediction"] is None
 
 
 def test_shapes_and_sides():

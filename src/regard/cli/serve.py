@@ -50,6 +50,12 @@ def serve(
         Path | None, typer.Option(help="A classifier of languages, for /detect and auto.", show_default="none")
     ] = None,
     max_waiting: Annotated[int, typer.Option(help="Requests that may wait per model.", min=1)] = 64,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            help="Requests that a model decodes on different cores.", min=1, max=256, show_default="--threads"
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="New tokens per text.", min=1)] = 4_096,
     max_characters: Annotated[int, typer.Option(help="Characters per text.", min=1)] = 50_000,
     max_body: Annotated[int, typer.Option(help="Bytes per request.", min=1_000)] = 2_000_000,
@@ -73,8 +79,8 @@ def serve(
 
     settings = Settings(
         host=host, port=port, api_key=api_key or None, hosts=tuple(allow_host or ()), cors=tuple(cors or ()),
-        max_waiting=max_waiting, max_tokens=max_tokens, max_characters=max_characters, max_body=max_body,
-        grace_seconds=grace,
+        max_waiting=max_waiting, workers=workers, max_tokens=max_tokens, max_characters=max_characters,
+        max_body=max_body, grace_seconds=grace,
     )  # fmt: skip
     if not settings.is_local and settings.api_key is None and not open_:
         raise InputError(f"{host} can be reached from other machines (--host). Add --api-key KEY, or --open to let "

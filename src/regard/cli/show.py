@@ -207,20 +207,20 @@ def _serve(
     """Serve the models with one view until Ctrl-C; of several checkpoints the last is the model."""
     from regard.serve.app import create_app
     from regard.serve.models import ServedModel, folder_languages
+    from regard.serve.pool import WorkerPool
     from regard.serve.protocol import bind, run_server
     from regard.serve.settings import Settings
-    from regard.serve.worker import Worker
 
     if port:
         bind("127.0.0.1", port).close()  # said before the text is traced
     served = {
-        name: ServedModel(name, model, Worker(model), folder, folder_languages(folder), int(time.time()))
+        name: ServedModel(name, model, WorkerPool(model), folder, folder_languages(folder), int(time.time()))
         for (name, folder), model in zip(folders.items(), [*models.values()][-len(folders) :])
     }
     settings = Settings(port=port, grace_seconds=_GRACE)
     app = create_app(served, settings)
     shown = make(*texts)
-    view = app.state.views.add(next(iter(served.values())).worker, make, *texts)
+    view = app.state.views.add(next(iter(served.values())).workers, make, *texts)
     with _stoppable(shown.work, "tracing", least=_LONG) as (done, _):
         view.show(*texts, shown, done)
 
@@ -233,7 +233,7 @@ def _serve(
             Thread(target=webbrowser.open, args=[page], daemon=True).start()
 
     number = run_server(app, settings, on_ready=ready)
-    if any(one.worker.running for one in served.values()):
+    if any(one.workers.running for one in served.values()):
         os._exit(128 + number)  # a thread inside torch would crash the interpreter at exit
     if number:
         raise KeyboardInterrupt

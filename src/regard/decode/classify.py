@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
 from regard.decode.generate import QUIET, Progress
 from regard.decode.inputs import batched_inputs, text_template
+from regard.decode.workers import Workers
 from regard.errors import InputError
 from regard.models.model import AnyReadout, Model, Network
 from regard.models.readouts import NEXT_SENTENCE, Label, MultiLabel, Tags
@@ -126,7 +127,13 @@ def _outputs(
     segments = [tokenizer.encode_batch([part[segment] for part in parts]) for segment in range(2 if paired else 1)]
     main = predicted_readout(network.description) is network.description.readout
     readout = network.readout if main or network.auxiliary is None else network.auxiliary
-    for indices, inputs in batched_inputs(network, tokenizer, segments, texts=["\t".join(part) for part in parts]):
-        states = network.hidden_states(**inputs)  # type: ignore[arg-type]
-        yield indices, readout(states, inputs.get("padding")).float().cpu()
+
+    def outputs(batch: tuple[list[int], dict[str, Tensor]]) -> Tensor:
+        states = network.hidden_states(**batch[1])  # type: ignore[arg-type]
+        found: Tensor = readout(states, batch[1].get("padding"))
+        return found.float().cpu()
+
+    batches = batched_inputs(network, tokenizer, segments, texts=["\t".join(part) for part in parts])
+    for (indices, _), found in Workers(network).run(batches, outputs):
+        yield indices, found
         progress(len(indices))

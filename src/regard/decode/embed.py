@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress
 from regard.decode.inputs import batched_inputs, text_template, token_names
+from regard.decode.workers import Workers
 from regard.errors import InputError, suggest
 from regard.layers.contract import CarriedMemory, Context
 from regard.models.model import CARRIES_NOTHING, Network
@@ -53,13 +54,17 @@ def embed(
     width = network.description.embedding_width if own else network.description.vector_width
     found = np.zeros((len(texts), width), dtype=np.float32)
     encoded = _encode(network, tokenizer, texts, max_length)
-    batches = _hidden_states(network, tokenizer, texts, encoded, layer, progress, stateful=stateful)
-    for indices, states, padding in batches:
+
+    def pooled(states: Tensor, padding: Tensor | None) -> Tensor:
         if own:
             vectors: Tensor = network.readout(states, padding)
         else:
             vectors = POOLS[pool or "mean"].pool(states, padding)
-        vectors = F.normalize(vectors.float(), dim=-1) if normalised else vectors.float()
+        return F.normalize(vectors.float(), dim=-1) if normalised else vectors.float()
+
+    for indices, vectors in _of_hidden_states(
+        network, tokenizer, texts, encoded, layer, pooled, stateful=stateful, progress=progress
+    ):
         found[indices] = vectors.cpu().numpy()
     return found
 
@@ -80,8 +85,13 @@ def embed_tokens(
     encoded = _encode(network, tokenizer, texts, max_length)
     names = [token_names(network, tokenizer, *pair) for pair in zip(encoded, texts)]
     found: list[TokenVectors] = [([], np.zeros((0, 0), dtype=np.float32))] * len(texts)
-    for indices, states, _ in _hidden_states(network, tokenizer, texts, encoded, layer, progress, stateful=stateful):
-        vectors = F.normalize(states.float(), dim=-1) if normalised else states.float()
+
+    def of_tokens(states: Tensor, _: Tensor | None) -> Tensor:
+        return F.normalize(states.float(), dim=-1) if normalised else states.float()
+
+    for indices, vectors in _of_hidden_states(
+        network, tokenizer, texts, encoded, layer, of_tokens, stateful=stateful, progress=progress
+    ):
         for index, row in zip(indices, vectors.cpu().numpy()):
             found[index] = names[index], row[: len(names[index])].copy()
     return found
@@ -96,22 +106,27 @@ def _encode(network: Network, tokenizer: Tokenizer, texts: Sequence[str], max_le
     return [ids[:most] for ids in encoded]
 
 
-def _hidden_states(
+def _of_hidden_states(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], encoded: list[list[int]], layer: Layer,
-    progress: Progress, *, stateful: bool,
-) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:  # fmt: skip
-    """Batches of texts: their indices, a layer's hidden states BTD, and the padding."""
+    function: Callable[[Tensor, Tensor | None], Tensor], *, stateful: bool, progress: Progress,
+) -> Iterator[tuple[list[int], Tensor]]:  # fmt: skip
+    """Batches of texts: their indices, and a function of a layer's hidden states BTD and the padding."""
     carried = CarriedMemory() if stateful else None
     if stateful and network.shape != "encoder" and not network.description.constant_memory:
         raise InputError(CARRIES_NOTHING)
-    for indices, inputs in _batches(network, tokenizer, texts, encoded, one_by_one=stateful):
-        all_layers: list[Tensor] | None = None if layer is None else []
-        padding = inputs.get("padding")
+
+    def read(batch: tuple[list[int], dict[str, Tensor]]) -> Tensor:
+        inputs, all_layers = batch[1], list[Tensor]()
+        padding, wanted = inputs.get("padding"), None if layer is None else all_layers
         if network.shape == "encoder-decoder":
-            last = network.encode_source(inputs["ids"], context=Context(padding=padding, all_layers=all_layers)).states
+            last = network.encode_source(inputs["ids"], context=Context(padding=padding, all_layers=wanted)).states
         else:
-            last = network.hidden_states(inputs["ids"], padding=padding, all_layers=all_layers, carried=carried)
-        yield indices, last if all_layers is None else _select_layer(all_layers, layer), padding
+            last = network.hidden_states(inputs["ids"], padding=padding, all_layers=wanted, carried=carried)
+        return function(last if wanted is None else _select_layer(all_layers, layer), padding)
+
+    batches = _batches(network, tokenizer, texts, encoded, one_by_one=stateful)
+    for (indices, _), found in Workers(network, in_order=stateful).run(batches, read):
+        yield indices, found
         progress(len(indices))
 
 

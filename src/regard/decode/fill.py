@@ -20,6 +20,7 @@ from regard.decode.generate import QUIET, Progress, Request, generate_tokens, tr
 from regard.decode.inputs import add_special_tokens, batched_inputs, check_length
 from regard.decode.options import Options
 from regard.decode.score import forced_log_probabilities
+from regard.decode.workers import Workers
 from regard.errors import InputError
 from regard.models.model import Network
 
@@ -131,12 +132,16 @@ def fill_masks(
     _require_masks(split, tokenizer.token_texts([tokenizer.mask])[0])
     rows = [masks.encode(*parts) for parts in split]
     found: dict[int, list[list[Fill]]] = {}
-    for indices, inputs in batched_inputs(network, tokenizer, [rows]):
-        states = network.hidden_states(**inputs)  # type: ignore[arg-type]
-        masked = (inputs["ids"] == tokenizer.mask).nonzero()
+
+    def fill(batch: tuple[list[int], dict[str, Tensor]]) -> list[tuple[int, list[list[Fill]]]]:
+        states = network.hidden_states(**batch[1])  # type: ignore[arg-type]
+        masked = (batch[1]["ids"] == tokenizer.mask).nonzero()
         fills = _top_tokens(network, tokenizer, states[masked[:, 0], masked[:, 1]], top)
-        for row, group in groupby(zip(masked[:, 0].tolist(), fills), key=lambda pair: pair[0]):
-            found[indices[row]] = [fills for _, fills in group]
+        grouped = groupby(zip(masked[:, 0].tolist(), fills), key=lambda pair: pair[0])
+        return [(row, [fills for _, fills in group]) for row, group in grouped]
+
+    for (indices, _), filled in Workers(network).run(batched_inputs(network, tokenizer, [rows]), fill):
+        found |= {indices[row]: fills for row, fills in filled}
         progress(len(indices))
     return [_fill_in(masks, parts, found[index]) for index, (parts, _) in enumerate(split)]
 

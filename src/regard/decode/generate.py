@@ -19,11 +19,13 @@ from regard.decode.requests import prompt_requests as prompt_requests
 from regard.decode.requests import translation_request as translation_request
 from regard.decode.requests import translation_requests as translation_requests
 from regard.decode.search import NO_EOS, StepCallback, StoppingCriterion, search
+from regard.decode.workers import Workers
 from regard.layers.contract import Ablation, Context, Source
 from regard.models.model import Network
 from regard.progress import QUIET as QUIET
 from regard.progress import Progress as Progress
 
+_BATCH_ROWS = 128  # beams included: with fewer, a search takes longer per row
 _SEED_STRIDE = 1_000_003  # between the seeds of the samples of one prompt
 
 
@@ -125,15 +127,19 @@ def generate_tokens(
 ) -> list[list[Hypothesis]]:
     """The n-best hypotheses of each request; `on_step` is called at each step, `ablation` switches heads off."""
     results: list[list[Hypothesis]] = [[] for _ in requests]
+    workers = Workers(network, in_order=on_step is not None or ablation is not None)
+
+    def decode(indices: list[int]) -> list[list[Hypothesis]]:
+        batch = [requests[index] for index in indices]
+        return search(
+            network, [request.prompt for request in batch], options, eos=eos,
+            limits=[request.max_tokens for request in batch], seeds=[request.seed for request in batch],
+            source=encode_sources(network, [request.source for request in batch], ablation),
+            stopping_criterion=stopping_criterion, on_step=on_step or workers.check, ablation=ablation,
+        )  # fmt: skip
+
     with torch.inference_mode():
-        for indices in batch_requests(network, requests, BATCH_TOKENS // options.beam):
-            batch = [requests[index] for index in indices]
-            found = search(
-                network, [request.prompt for request in batch], options, eos=eos,
-                limits=[request.max_tokens for request in batch], seeds=[request.seed for request in batch],
-                source=encode_sources(network, [request.source for request in batch], ablation),
-                stopping_criterion=stopping_criterion, on_step=on_step, ablation=ablation,
-            )  # fmt: skip
+        for indices, found in workers.run(_batches(network, requests, options), decode):
             for index, hypotheses in zip(indices, found):
                 results[index] = hypotheses
             progress(len(indices))
@@ -148,6 +154,13 @@ def encode_sources(
         return None
     ids, padding = pad([source or () for source in sources], next(network.parameters()).device)
     return network.encode_source(ids, context=Context(padding=padding, ablation=ablation))
+
+
+def _batches(network: Network, requests: Sequence[Request], options: Options) -> Iterator[list[int]]:
+    """Batches for a search: two or more, where each still has enough rows with its beams to be efficient."""
+    rows = max(-(-len(requests) // 2), -(-_BATCH_ROWS // options.beam))
+    lengths = [request.length for request in requests]
+    return batch_by_length(network, lengths, BATCH_TOKENS // options.beam, rows=rows)
 
 
 def batch_requests(network: Network, requests: Sequence[Request], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:

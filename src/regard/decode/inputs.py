@@ -50,17 +50,19 @@ def require_capability(model: Model, tokenizer: Tokenizer, verb: str, what: str 
 
 
 def batch_by_length(
-    network: Network, lengths: Sequence[int], tokens: int = BATCH_TOKENS
-) -> Iterator[list[int]]:  # fmt: skip
+    network: Network, lengths: Sequence[int], tokens: int = BATCH_TOKENS, *, rows: int | None = None
+) -> Iterator[list[int]]:
     """Indices of rows of these lengths, longest first, in batches of at most this many tokens, padding included.
 
-    Where padding would change the output, as that of a published Reformer, the rows of a batch are equally long.
+    A batch has at most `rows` rows, and never more than `MAX_ROWS`. Where padding would change the output, as that of a
+    published Reformer, the rows of a batch are equally long.
     """
     batch: list[int] = []
     equal = not network.description.incremental
+    most = min(MAX_ROWS, MAX_ROWS if rows is None else rows)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batch[0]] if batch else 0
-        full = len(batch) >= MAX_ROWS or (len(batch) + 1) * longest > tokens
+        full = len(batch) >= most or (len(batch) + 1) * longest > tokens
         if batch and (full or (equal and lengths[index] < longest)):
             yield batch
             batch = []

@@ -20,6 +20,7 @@ from regard.decode.inputs import (
     pad,
     text_template,
 )
+from regard.decode.workers import Workers
 from regard.models.model import Network
 
 _LOGITS = 1 << 24  # in memory at once
@@ -89,28 +90,38 @@ def forced_logprobs(
     The first token of a prompt without special tokens has no probability, and is left out.
     """
     found = [TokenLogprobs((), (), ())] * len(requests)
-    device = next(network.parameters()).device
-    for indices in batch_requests(network, requests):
-        batch = [requests[index] for index in indices]
-        if max(len(request.prompt) for request in batch) < 2:
-            continue
-        ids, padding = pad([request.prompt[:-1] for request in batch], device)
-        sources: dict[str, Tensor | None] = {}
-        if network.shape != "decoder":
-            sources["source_ids"], sources["source_padding"] = pad([request.source or () for request in batch], device)
-        states = network.hidden_states(ids, padding=padding, **sources)  # type: ignore[arg-type]
-        targets, _ = pad([request.prompt[1:] for request in batch], device)
-        firsts = torch.tensor([max(0, request.special_tokens - 1) for request in batch], device=device)
-        lengths = torch.tensor([len(request.prompt) - 1 for request in batch], device=device)
-        positions = torch.arange(targets.shape[1], device=device)
-        scored = (positions >= firsts[:, None]) & (positions < lengths[:, None])
-        counts = (lengths - firsts).clamp_min(0).tolist()
-        parts = top_log_probabilities(network, states[scored], targets[scored], top)
-        columns = (part.split(counts) for part in (targets[scored], *parts))
-        for index, tokens, values, best, names in zip(indices, *columns):
-            rows = (tuple(zip(*row)) for row in zip(names.tolist(), best.tolist()))
-            found[index] = TokenLogprobs(tuple(tokens.tolist()), tuple(values.tolist()), tuple(rows))
+    batches = batch_requests(network, requests)
+    for indices, values in Workers(network).run(
+        batches, lambda indices: _forced_batch(network, [requests[index] for index in indices], top)
+    ):
+        for index, value in zip(indices, values):
+            found[index] = value
         progress(len(indices))
+    return found
+
+
+def _forced_batch(network: Network, batch: Sequence[Request], top: int) -> list[TokenLogprobs]:
+    """Forced decoding of one batch; no tokens where no prompt has any to score."""
+    if max(len(request.prompt) for request in batch) < 2:
+        return []
+    device = next(network.parameters()).device
+    ids, padding = pad([request.prompt[:-1] for request in batch], device)
+    sources: dict[str, Tensor | None] = {}
+    if network.shape != "decoder":
+        sources["source_ids"], sources["source_padding"] = pad([request.source or () for request in batch], device)
+    states = network.hidden_states(ids, padding=padding, **sources)  # type: ignore[arg-type]
+    targets, _ = pad([request.prompt[1:] for request in batch], device)
+    firsts = torch.tensor([max(0, request.special_tokens - 1) for request in batch], device=device)
+    lengths = torch.tensor([len(request.prompt) - 1 for request in batch], device=device)
+    positions = torch.arange(targets.shape[1], device=device)
+    scored = (positions >= firsts[:, None]) & (positions < lengths[:, None])
+    counts = (lengths - firsts).clamp_min(0).tolist()
+    parts = top_log_probabilities(network, states[scored], targets[scored], top)
+    columns = (part.split(counts) for part in (targets[scored], *parts))
+    found = []
+    for tokens, values, best, names in zip(*columns):
+        rows = (tuple(zip(*row)) for row in zip(names.tolist(), best.tolist()))
+        found.append(TokenLogprobs(tuple(tokens.tolist()), tuple(values.tolist()), tuple(rows)))
     return found
 
 
@@ -123,7 +134,8 @@ def masked_log_probabilities(
     tokens = [(row, position) for row, ids in enumerate(rows) for position in range(len(ids))]
     left = [len(ids) for ids in rows]
     progress(left.count(0))
-    for indices in batch_by_length(network, [len(rows[row]) for row, _ in tokens]):
+
+    def masked(indices: list[int]) -> list[float]:
         batch = [tokens[index] for index in indices]
         inputs = network_inputs(network, tokenizer, [[rows[row] for row, _ in batch]])
         copies = torch.arange(len(batch), device=inputs["ids"].device)
@@ -131,7 +143,13 @@ def masked_log_probabilities(
         targets = inputs["ids"][copies, positions]
         inputs["ids"][copies, positions] = tokenizer.mask
         states = network.hidden_states(**inputs)[copies, positions]  # type: ignore[arg-type]
-        for (row, position), value in zip(batch, log_probabilities(network, states, targets).tolist()):
+        values: list[float] = log_probabilities(network, states, targets).tolist()
+        return values
+
+    batches = batch_by_length(network, [len(rows[row]) for row, _ in tokens])
+    for indices, values in Workers(network).run(batches, masked):
+        batch = [tokens[index] for index in indices]
+        for (row, position), value in zip(batch, values):
             found[row][position] = value
             left[row] -= 1
         progress(sum(left[row] == 0 for row in {row for row, _ in batch}))

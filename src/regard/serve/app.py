@@ -50,7 +50,10 @@ def create_app(
     `languages` are the languages of translators by name, `detector` is a classifier of languages, `views` are attention
     pages to begin with.
     """
-    served = Models(models, languages=languages, detector=detector, max_waiting=settings.max_waiting, read=read)
+    served = Models(
+        models, languages=languages, detector=detector, max_waiting=settings.max_waiting, workers=settings.workers,
+        read=read,
+    )  # fmt: skip
     metrics, views = Metrics(served), Views() if views is None else views
     app = FastAPI(title="regard", lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url=None,
                   redirect_slashes=False)  # fmt: skip
@@ -91,7 +94,8 @@ def _own_routes(app: FastAPI, metrics: Metrics) -> APIRouter:
     @routes.get("/metrics", response_class=Response, responses=plain)  # type: ignore[arg-type]
     async def metrics_text() -> Response:
         """Requests, seconds, tokens and queues, as Prometheus text."""
-        return Response(await asyncio.to_thread(metrics.text), media_type=CONTENT_TYPE)
+        tasks = len(asyncio.all_tasks())
+        return Response(await asyncio.to_thread(metrics.text, tasks), media_type=CONTENT_TYPE)
 
     return routes
 

@@ -28,6 +28,7 @@ from regard.show.payload import TracePage, page_payload
 from regard.show.trace import AttentionTrace
 
 if TYPE_CHECKING:
+    from regard.serve.pool import WorkerPool
     from regard.serve.worker import Worker
 
 T = TypeVar("T")
@@ -122,9 +123,9 @@ class Views:
         self.remembered, self.held, self.lock = remembered, held, Lock()
         self.views: OrderedDict[str, View] = OrderedDict()  # the least recently used first
 
-    def add(self, worker: Worker, make: MakePage, text: str, target: str | None = None) -> View:
-        """A view of a text, which is traced when its page is asked for."""
-        view = View(worker, make, text, target)
+    def add(self, workers: WorkerPool, make: MakePage, text: str, target: str | None = None) -> View:
+        """A view of a text, which one of the workers traces when its page is asked for."""
+        view = View(workers.pin(), make, text, target)
         with self.lock:
             self.views[view.id] = view
             while len(self.views) > self.remembered:
@@ -168,7 +169,7 @@ class Views:
             raise
 
 
-async def on_worker(worker: Worker, work: Callable[[], T]) -> T:
+async def on_worker(worker: Worker | WorkerPool, work: Callable[[], T]) -> T:
     """Do some work in a worker's thread, between its decoding steps."""
     return (await result_of(worker.run(lambda model, items: [item() for item in items], [work])))[0]
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _MAX_TOKENS = 16  # OpenAI's default
 _LEAST = -9999.0  # stands for minus infinity, which JSON cannot write
 _BIAS = 100.0
+_CONTEXT = 8  # tokens before a token that decide what it adds to a text: more than a character has bytes
 _NOT_FILLING = ("best_of", "stream", "logprobs", "echo", "stop", "presence_penalty", "frequency_penalty",
                 "logit_bias", "top_p", "top_k", "min_p", "beam")  # fmt: skip
 
@@ -265,23 +266,34 @@ def completion_text(plan: Plan, prompt: Prompt, text: str) -> str:
 
 
 def generated_pieces(
-    plan: Plan, prompt: Prompt, logprobs: TokenLogprobs, *, end: int, offset: int = 0
+    plan: Plan, prompt: Prompt, logprobs: TokenLogprobs, *, end: int, offset: int = 0, known: Sequence[Piece] = ()
 ) -> list[Piece]:  # fmt: skip
-    """The generated tokens of a choice, up to the end of its text."""
+    """The generated tokens of a choice, up to the end of its text, without those that are known already.
+
+    Only the last of the known tokens are read again, so that a stream does not read its whole text for each token.
+    """
     tokenizer, before = plan.tokenizer, () if plan.served.can("translate") else prompt.ids
-    start = len(tokenizer.decode(before))
-    text, offsets = tokenizer.decode_with_offsets([*before, *logprobs.tokens])
+    ids = [*before, *logprobs.tokens]
+    first_new = len(before) + len(known)
+    first_read = max(0, first_new - _CONTEXT) if known else 0
+    text, offsets = tokenizer.decode_with_offsets(ids[first_read:])
+    at = max((piece.offset - offset + len(piece.text) for piece in known[-_CONTEXT:]), default=0)
+    read = offsets[: first_new - first_read]
+    shift = at - max(last for _, last in read) if known else -len(tokenizer.decode(before))
     found, previous = [], (-1, -1)
     tops: Sequence[TopTokens] = logprobs.top or [()] * len(logprobs.tokens)
-    for index, (token, value, top) in enumerate(zip(logprobs.tokens, logprobs.log_probabilities, tops)):
-        first, last = offsets[len(before) + index]
-        if first - start >= end and last > first:
+    for index in range(len(known), len(logprobs.tokens)):
+        first, last = offsets[len(before) + index - first_read]
+        if first + shift >= end and last > first:
             break
         piece = "" if (first, last) == previous else text[first:last]
         previous = first, last
-        context = logprobs.tokens[index - 1] if index else before[-1] if before else None
-        named = _top_names(tokenizer, context, token, piece, value, top) if plan.top else None
-        found.append(Piece(piece, offset + max(0, first - start), _finite(value), named))
+        token, value, context = logprobs.tokens[index], logprobs.log_probabilities[index], len(before) + index - 1
+        before_it = ids[context] if context >= 0 else None
+        named = _top_names(tokenizer, before_it, token, piece, value, tops[index]) if plan.top else None
+        start = max(0, first + shift) if last > first else at  # a special token has no offsets
+        at = max(at, start + len(piece))
+        found.append(Piece(piece, offset + start, _finite(value), named))
     return found
 
 

@@ -35,4 +35,4 @@ async def on_items(
     tokens: int = 0, key: Hashable = None,
 ) -> list[T]:  # fmt: skip
     """Run a function on items in the worker of a model; requests with the same key are batched."""
-    return await result_of(served.worker.run(function, items, tokens=tokens, key=key))
+    return await result_of(served.workers.run(function, items, tokens=tokens, key=key))

@@ -300,7 +300,7 @@ def _languages(models: Models) -> list[Json]:
 
 def _view(request: Request, views: Views, served: ServedModel, one: Translated) -> str:
     """The address of a page with the attention of one translation; it is traced when it is opened."""
-    view = views.add(served.worker, partial(trace_page, served), one.sources[0], one.text)
+    view = views.add(served.workers, partial(trace_page, served), one.sources[0], one.text)
     return f"{request.scope.get('root_path', '')}/attention/{view.id}/"
 
 

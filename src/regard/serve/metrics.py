@@ -17,7 +17,7 @@ class Metrics:
     """Counts what the server does; one per app, since nothing is counted in a module."""
 
     def __init__(self, served: Mapping[str, ServedModel]) -> None:
-        self.served, self.registry = served, CollectorRegistry()
+        self.served, self.registry, self.tasks = served, CollectorRegistry(), 0
         self.requests = Counter(
             "regard_requests", "Requests by route and status.", ["route", "status"], registry=self.registry
         )
@@ -41,16 +41,18 @@ class Metrics:
         self.tokens.labels(model, "generated").inc(generated)
 
     def collect(self) -> Iterator[Metric]:
-        """What waits and runs in the workers now."""
+        """What waits and runs now, in the workers and in the event loop."""
         waiting = GaugeMetricFamily("regard_waiting", "Requests that wait for their model.", labels=["model"])
         running = GaugeMetricFamily("regard_running", "Requests that their model works on.", labels=["model"])
         steps = CounterMetricFamily("regard_steps", "Decoding steps.", labels=["model"])
         for name, one in list(self.served.items()):
-            waiting.add_metric([name], one.worker.waiting)
-            running.add_metric([name], one.worker.running)
-            steps.add_metric([name], one.worker.steps)
-        yield from (waiting, running, steps)
+            waiting.add_metric([name], one.workers.waiting)
+            running.add_metric([name], one.workers.running)
+            steps.add_metric([name], one.workers.steps)
+        tasks = GaugeMetricFamily("regard_tasks", "Tasks of the event loop.", value=self.tasks)
+        yield from (waiting, running, steps, tasks)
 
-    def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
+    def text(self, tasks: int) -> bytes:
+        """All metrics in Prometheus' text format; `tasks` is the number of tasks of the event loop."""
+        self.tasks = tasks
         return bytes(generate_latest(self.registry))

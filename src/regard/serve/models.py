@@ -18,6 +18,7 @@ from regard.data.read.corpus import pair_paths
 from regard.decode.inputs import capabilities
 from regard.decode.language import LanguageDetector
 from regard.errors import InputError
+from regard.serve.pool import Threads, WorkerPool
 from regard.serve.refusal import Refusal, shown
 from regard.serve.settings import LANGUAGE_CODE, Pair
 from regard.serve.worker import Worker
@@ -29,11 +30,11 @@ _LANGUAGE = re.compile(r"^language:[ \t]*(?:\[(?P<flow>[^\]\n]*)\]|(?P<block>(?:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model with the worker that owns it."""
+    """A model with its workers."""
 
     name: str
     model: LoadedModel
-    worker: Worker
+    workers: WorkerPool
     folder: Path | None
     languages: Pair | None
     created: int
@@ -61,7 +62,7 @@ class ServedModel:
 
 @dataclass(frozen=True)
 class ServedDetector:
-    """The detector of languages with the worker that owns its classifier."""
+    """The detector of languages with the worker of its classifier."""
 
     detector: LanguageDetector
     worker: Worker
@@ -77,9 +78,11 @@ class Models(Mapping[str, ServedModel]):
         languages: Mapping[str, Pair] | None = None,
         detector: LoadedModel | Path | str | None = None,
         max_waiting: int = 64,
+        workers: int | None = None,
         read: Callable[[Path], LoadedModel] | None = None,
     ) -> None:
-        self.given, self.languages, self.max_waiting = dict(models), dict(languages or {}), max_waiting
+        self.given, self.languages = dict(models), dict(languages or {})
+        self.max_waiting, self.workers, self.threads = max_waiting, workers, Threads()
         self.read, self.given_detector = read or _load, detector
         self.detector: ServedDetector | None = None
         self.loaded: dict[str, ServedModel] = {}
@@ -111,7 +114,7 @@ class Models(Mapping[str, ServedModel]):
             for name, model in self.given.items():
                 if name not in self.loaded:
                     served = self._served(name, model)
-                    served.worker.start()
+                    served.workers.start()
                     self.loaded[name] = served
             if self.given_detector is not None and self.detector is None:
                 self.detector = self._served_detector(self.given_detector)
@@ -122,7 +125,7 @@ class Models(Mapping[str, ServedModel]):
         """Stop all workers after they finished what is in flight; -> whether they did."""
         self.stopping = True
         ends = time.monotonic() + grace
-        workers = [served.worker for served in self.loaded.values()]
+        workers: list[WorkerPool | Worker] = [served.workers for served in self.loaded.values()]
         workers += [] if self.detector is None else [self.detector.worker]
         stopped = [worker.stop(max(0.0, ends - time.monotonic())) for worker in workers]
         return all(stopped)
@@ -146,12 +149,12 @@ class Models(Mapping[str, ServedModel]):
         loaded = self.read(folder) if folder is not None else model
         assert isinstance(loaded, LoadedModel)
         pair = self.languages.get(name) or (None if folder is None else folder_languages(folder))
-        worker = Worker(loaded, max_waiting=self.max_waiting)
-        return ServedModel(name, loaded, worker, folder, pair, int(time.time()))
+        workers = WorkerPool(loaded, workers=self.workers, max_waiting=self.max_waiting, threads=self.threads)
+        return ServedModel(name, loaded, workers, folder, pair, int(time.time()))
 
     def _served_detector(self, detector: LoadedModel | Path | str) -> ServedDetector:
         model = self.read(Path(detector)) if isinstance(detector, Path | str) else detector
-        return ServedDetector(LanguageDetector(model), Worker(model, max_waiting=self.max_waiting))
+        return ServedDetector(LanguageDetector(model), self.threads.worker(model, self.max_waiting))
 
 
 def _load(folder: Path) -> LoadedModel:

@@ -55,7 +55,7 @@ from regard.serve.schemas import (
     ScoreRequest,
 )
 from regard.serve.settings import Settings
-from regard.serve.stream import EventStream, Found, Progress, choice, events
+from regard.serve.stream import EventStream, Found, Progress, Streams, choice, events
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
@@ -71,6 +71,7 @@ _TOP = 5  # candidates per mask
 
 def router(models: Models, settings: Settings, metrics: Metrics) -> APIRouter:
     """The routes under /v1."""
+    streams = Streams()
     routes = APIRouter(prefix="/v1", tags=["OpenAI"], responses=_ERRORS)
 
     @routes.post(
@@ -84,11 +85,11 @@ def router(models: Models, settings: Settings, metrics: Metrics) -> APIRouter:
             return await _fill_gap(served, asked, settings, metrics)
         plan = await asyncio.to_thread(make_plan, served, asked, settings)
         if asked.stream:
-            return await _stream(plan, asked, metrics)
+            return await _stream(plan, asked, metrics, streams)
         echoed = await _echoed(plan)
         found: Found = []
         if plan.generates:
-            job = served.worker.generate(plan.requests, plan.options, top_logprobs=plan.top)
+            job = served.workers.generate(plan.requests, plan.options, top_logprobs=plan.top)
             found = await result_of(job)
         reply = await asyncio.to_thread(_completion, plan, found, echoed)
         _count(plan, found, metrics)
@@ -169,19 +170,19 @@ def router(models: Models, settings: Settings, metrics: Metrics) -> APIRouter:
     return routes
 
 
-async def _stream(plan: Plan, asked: CompletionRequest, metrics: Metrics) -> Response:
+async def _stream(plan: Plan, asked: CompletionRequest, metrics: Metrics, streams: Streams) -> Response:
     """The reply to a streamed request; what is wrong with it is told before the stream begins."""
     echoed, progress, frame, job = await _echoed(plan), Progress(), _frame(plan.served), None
     if plan.generates:
         on_token = progress.on_token if plan.streams else None
-        job = plan.served.worker.generate(plan.requests, plan.options, on_token=on_token, top_logprobs=plan.top)
+        job = plan.served.workers.generate(plan.requests, plan.options, on_token=on_token, top_logprobs=plan.top)
     wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
     said = events(
-        plan, job, progress, frame=lambda choices: {**frame, "choices": choices}, echoed=echoed,
+        plan, job, progress, streams, frame=lambda choices: {**frame, "choices": choices}, echoed=echoed,
         usage=(lambda found: _usage(plan, found)) if wants_usage else None,
         done=lambda found: _count(plan, found, metrics),
     )  # fmt: skip
-    return EventStream(said, job)
+    return EventStream(said, job, streams)
 
 
 async def _echoed(plan: Plan) -> list[tuple[str, list[Piece]]]:

@@ -75,7 +75,7 @@ def router(served: Mapping[str, ServedModel], views: Views, *, max_characters: i
     async def attention(request: Request) -> Response:
         body = await json_object(request)
         one, text, target = model_of(body.get("model")), *texts_of(body, max_characters)
-        view = views.add(one.worker, partial(trace_page, one), text, target)
+        view = views.add(one.workers, partial(trace_page, one), text, target)
         await views.prepare(view)
         return await json_reply({"id": view.id})
 
@@ -85,7 +85,7 @@ def router(served: Mapping[str, ServedModel], views: Views, *, max_characters: i
         one, text, target = model_of(body.get("model")), *texts_of(body, max_characters)
         if one.folder is None or metrics_of(one.folder) is None:
             raise InputError("this model is not a run, so it has no checkpoints.")
-        view = views.add(one.worker, partial(film, one.model, one.folder), text, target)
+        view = views.add(one.workers, partial(film, one.model, one.folder), text, target)
         await views.prepare(view)
         return await json_reply({"id": view.id})
 
@@ -155,15 +155,15 @@ async def alternatives_at(one: ServedModel, text: str, answer: str, start: int) 
     search = partial(alternative_requests, network, tokenizers, text, given, at, options, count=_MAX_ALTERNATIVES)
     found = [
         other
-        for number, other in enumerate(await on_worker(one.worker, search))
+        for number, other in enumerate(await on_worker(one.workers, search))
         if number < _LEAST_ALTERNATIVES or other.probability >= _UNLIKELY
     ]
     if not translates or not found:
         return [{"word": other.word, "probability": other.probability} for other in found]
-    job = one.worker.generate([other.request for other in found], completion_options(options))
+    job = one.workers.generate([other.request for other in found], completion_options(options))
     completed = await result_of(job)
     texts = [other.answer(generated[0]).text for other, generated in zip(found, completed)]
-    words = await on_worker(one.worker, lambda: [model.confidences(text, translation) for translation in texts])
+    words = await on_worker(one.workers, lambda: [model.confidences(text, translation) for translation in texts])
     return [
         {
             "word": other.word,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 
@@ -20,20 +23,45 @@ if TYPE_CHECKING:
 
 Chunk = dict[str, Any]
 Found = list[list[GeneratedText]]
+T = TypeVar("T")
+
+_PAUSE = 0.004  # seconds between two events of a stream, for each stream that is open
+
+
+class Streams:
+    """The open streams of a server.
+
+    One thread writes their events, and each stream waits longer between two events the more streams are open: tokens
+    that come meanwhile are sent as one event. Thus many streams leave the processor to decoding and to other requests.
+    """
+
+    def __init__(self) -> None:
+        self.open = 0
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="streams")
+
+    async def write(self, function: Callable[..., T], *given: Any) -> T:
+        """Call a function in the writer's thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._writer, function, *given)
+
+    async def pause(self, future: asyncio.Future[Any]) -> None:
+        """Wait before the next event of a stream, at most until its future is done."""
+        await asyncio.wait({future}, timeout=_PAUSE * self.open)
 
 
 class EventStream(StreamingResponse):
     """A stream of server-sent events; its job ends with it, however it ends."""
 
-    def __init__(self, events: AsyncIterator[str], job: Job[Found] | None) -> None:
+    def __init__(self, events: AsyncIterator[str], job: Job[Found] | None, streams: Streams) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self.job = job
+        self.job, self.streams = job, streams
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.streams.open += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
+            self.streams.open -= 1
             if self.job is not None:
                 self.job.cancel()
 
@@ -41,25 +69,27 @@ class EventStream(StreamingResponse):
 class Progress:
     """The newest tokens of each row; the worker's thread writes them, the event loop reads them.
 
-    A slow reader costs no memory: newer tokens replace those that it has not read.
+    A slow reader costs no memory: newer tokens replace those that it has not read. The loop is told once of all that
+    come before it reads.
     """
 
     def __init__(self) -> None:
         self.loop, self.event = asyncio.get_running_loop(), asyncio.Event()
-        self.newest: dict[int, Partial] = {}
+        self.lock, self.newest = threading.Lock(), dict[int, "Partial"]()
 
     def on_token(self, row: int, partial: Partial) -> None:
         """Called in the worker's thread."""
-        self.loop.call_soon_threadsafe(self._note, row, partial)
-
-    def _note(self, row: int, partial: Partial) -> None:
-        self.newest[row] = partial
-        self.event.set()
+        with self.lock:
+            told = bool(self.newest)
+            self.newest[row] = partial
+        if not told:
+            self.loop.call_soon_threadsafe(self.event.set)
 
     def take(self) -> dict[int, Partial]:
         """What is new since it was last taken."""
         self.event.clear()
-        found, self.newest = self.newest, {}
+        with self.lock:
+            found, self.newest = self.newest, {}
         return found
 
 
@@ -71,7 +101,7 @@ class Row:
     prompt: Prompt
     offset: int  # of the completion in the choice's text: behind the prompt, if that is echoed
     sent: str = ""
-    pieces: int = 0
+    pieces: list[Piece] = field(default_factory=list)  # that were sent
 
     def advance(self, partial: Partial) -> tuple[str, list[Piece]]:
         """The text that is certain by now and was not sent yet, and its tokens."""
@@ -93,12 +123,14 @@ class Row:
         new, self.sent = text[len(self.sent) :], text
         if self.plan.top is None or logprobs is None or not (new or complete):
             return new, []
-        pieces = generated_pieces(self.plan, self.prompt, logprobs, end=len(text), offset=self.offset)
+        pieces = generated_pieces(
+            self.plan, self.prompt, logprobs, end=len(text), offset=self.offset, known=self.pieces
+        )  # fmt: skip
         if not complete:
-            pieces = [piece for piece in pieces if piece.offset - self.offset + len(piece.text) <= len(text)]
-        fresh = pieces[self.pieces :]
-        self.pieces = max(self.pieces, len(pieces))
-        return new, fresh
+            whole = lambda piece: piece.offset - self.offset + len(piece.text) <= len(text)  # noqa: E731
+            pieces = [*takewhile(whole, pieces)]
+        self.pieces += pieces
+        return new, pieces
 
 
 def certain_text(text: str, stops: Sequence[str]) -> str:
@@ -118,6 +150,7 @@ async def events(
     plan: Plan,
     job: Job[Found] | None,
     progress: Progress,
+    streams: Streams,
     *,
     frame: Callable[[list[Chunk]], Chunk],
     echoed: Sequence[tuple[str, list[Piece]]],
@@ -125,33 +158,53 @@ async def events(
     done: Callable[[Found], None],
 ) -> AsyncIterator[str]:
     """The events of a stream: chunks of text per choice, how each ended, the usage if asked, and [DONE]."""
-    for index, (text, pieces) in enumerate(echoed):
-        for number in range(index * plan.choices, (index + 1) * plan.choices):
-            yield event(frame([choice(number, text, logprobs_of(plan, pieces))]))
+    if echoed:
+        yield await streams.write(_echo, plan, echoed, frame)
     found: Found = [[] for _ in plan.requests]
     rows = [Row(plan, plan.prompts[index // plan.rows], _offset(plan, index)) for index in range(len(plan.requests))]
     try:
         if job is not None:
             future = asyncio.wrap_future(job.future)
+            future.add_done_callback(lambda _: progress.event.set())
             while not future.done():
-                changed = asyncio.ensure_future(progress.event.wait())
-                either: set[asyncio.Future[Any]] = {future, changed}
-                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-                changed.cancel()
-                for row, partial in sorted(progress.take().items()):
-                    text, pieces = await asyncio.to_thread(rows[row].advance, partial)
-                    for number in numbers(plan, row) if text or pieces else ():
-                        yield event(frame([choice(number, text, logprobs_of(plan, pieces))]))
+                await progress.event.wait()
+                if new := await streams.write(_advance, plan, rows, progress.take(), frame):
+                    yield new
+                await streams.pause(future)
             found = future.result()
     except Exception as error:
         yield f"data: {refusal_of(error).body('/v1').decode()}\n\n"
         return
     done(found)
-    for chunk in await asyncio.to_thread(_last_chunks, plan, rows, found):
-        yield event(frame([chunk]))
+    last = await streams.write(lambda: "".join(event(frame([chunk])) for chunk in _last_chunks(plan, rows, found)))
     if usage is not None:
-        yield event({**frame([]), "usage": usage(found)})
-    yield "data: [DONE]\n\n"
+        last += event({**frame([]), "usage": usage(found)})
+    yield f"{last}data: [DONE]\n\n"
+
+
+def _echo(
+    plan: Plan, echoed: Sequence[tuple[str, list[Piece]]], frame: Callable[[list[Chunk]], Chunk]
+) -> str:  # fmt: skip
+    """The events of the prompts that are repeated."""
+    chunks = [
+        choice(number, text, logprobs_of(plan, pieces))
+        for index, (text, pieces) in enumerate(echoed)
+        for number in range(index * plan.choices, (index + 1) * plan.choices)
+    ]
+    return "".join(event(frame([chunk])) for chunk in chunks)
+
+
+def _advance(
+    plan: Plan, rows: Sequence[Row], newest: dict[int, Partial], frame: Callable[[list[Chunk]], Chunk]
+) -> str:  # fmt: skip
+    """The events of the tokens that are new, one per choice."""
+    found = []
+    for index, partial in sorted(newest.items()):
+        text, pieces = rows[index].advance(partial)
+        if text or pieces:
+            logprobs = logprobs_of(plan, pieces)
+            found += [event(frame([choice(number, text, logprobs)])) for number in numbers(plan, index)]
+    return "".join(found)
 
 
 def _last_chunks(plan: Plan, rows: Sequence[Row], found: Found) -> list[Chunk]:

@@ -109,7 +109,7 @@ async def translate_texts(
     asked = await asyncio.to_thread(requests)
     found: list[list[GeneratedText]] = []
     if asked:
-        found = await result_of(served.worker.generate(asked, options))
+        found = await result_of(served.workers.generate(asked, options))
     tokens = sum(len(request.source or ()) for request in asked)
     if wanted.alignment:
         found = await on_items(served, _align, [*zip(sources, found)], tokens=tokens, key="align")

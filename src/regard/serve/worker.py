@@ -1,4 +1,4 @@
-"""The worker thread of a served model: a bounded queue, continuous batching, other work batched between the steps."""
+"""A worker thread of a served model: a bounded queue, continuous batching, other work batched between the steps."""
 
 from __future__ import annotations
 
@@ -105,10 +105,16 @@ class _Work(Job[list[Any]]):
 
 
 class Worker:
-    """The one thread that owns a model: it advances searches step by step and runs batched work between the steps."""
+    """A thread that advances searches step by step and runs batched work between the steps.
 
-    def __init__(self, model: LoadedModel, *, max_waiting: int = 64, batch_tokens: int = BATCH_TOKENS) -> None:
-        self.model, self.max_waiting, self.batch_tokens = model, max_waiting, batch_tokens
+    `threads` tells before each step with how many threads torch may compute.
+    """
+
+    def __init__(
+        self, model: LoadedModel, *, max_waiting: int = 64, batch_tokens: int = BATCH_TOKENS,
+        threads: Callable[[], int] = torch.get_num_threads,
+    ) -> None:  # fmt: skip
+        self.model, self.max_waiting, self.batch_tokens, self.threads = model, max_waiting, batch_tokens, threads
         self.steps = 0  # of decoding, so far
         self._search = ContinuousSearch(model.network, model.target_tokenizer, batch_tokens=batch_tokens)
         self._changed = threading.Condition()
@@ -131,6 +137,12 @@ class Worker:
         """Jobs that have started."""
         with self._changed:
             return sum(job.started for job in self._generations) + len(self._busy)
+
+    @property
+    def load(self) -> int:
+        """Jobs that are not finished."""
+        with self._changed:
+            return len(self._queued) + len(self._work) + len(self._generations) + len(self._busy)
 
     def start(self) -> None:
         """Start the thread."""
@@ -170,11 +182,15 @@ class Worker:
         self._submit(job, self._work)
         return job
 
-    def stop(self, grace: float) -> bool:
-        """Take no new jobs, finish the accepted ones and end the thread; -> whether all finished within the grace."""
+    def refuse(self) -> None:
+        """Take no new jobs; the thread ends after the accepted ones."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
+
+    def stop(self, grace: float) -> bool:
+        """Take no new jobs, finish the accepted ones and end the thread; -> whether all finished within the grace."""
+        self.refuse()
         if self._thread.is_alive():
             self._thread.join(grace)
         with self._changed:
@@ -202,6 +218,7 @@ class Worker:
         """Work until told to stop: between two steps new requests are taken in, and one batch of other work is run."""
         with torch.inference_mode():
             while self._wait():
+                self._use_threads()
                 self._take_in()
                 self._run_batch()
                 self._step()
@@ -212,6 +229,11 @@ class Worker:
             while not (left := self._queued or self._work or self._search.busy) and not self._stopping:
                 self._changed.wait()
             return bool(left) and not self._abandoned
+
+    def _use_threads(self) -> None:
+        """Compute with as many threads as may be used now; the number is this thread's own."""
+        if torch.get_num_threads() != (number := self.threads()):
+            torch.set_num_threads(number)
 
     def _take_in(self) -> None:
         """Put new requests into the search, and drop jobs that were given up."""
@@ -281,7 +303,8 @@ class Worker:
                     jobs.append(job)
             else:
                 left.append(job)
-        self._work = left
+        self._work.clear()  # not replaced: `run` may hold it while it waits for the lock
+        self._work.extend(left)
         return jobs
 
     def _run(self, jobs: Sequence[_Work]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.classify import label_names
 from regard.decode.fill import encode_sentinels
 from regard.decode.generate import QUIET, GeneratedText, Progress, generate_texts, prompt_requests, translation_request
 from regard.decode.hypotheses import Candidates
@@ -26,6 +27,23 @@ IGNORED = -1
 
 Node = dict[str, Any]
 Tokenizers = tuple[Tokenizer, Tokenizer]
+
+
+@torch.inference_mode()
+def predicted(network: Network, inputs: Mapping[str, Any], most: int = 5) -> list[list[Any]] | None:
+    """What a classifier predicts for a text: its labels with their probabilities, best first, or its number.
+
+    None for models that predict something else.
+    """
+    readout = network.description.readout
+    if readout.tokenwise or readout.outputs not in ("labels", "numbers"):
+        return None
+    found = network.readout(network.hidden_states(**inputs))[0].float()
+    if readout.outputs == "numbers":
+        return [[f"{float(found[0]):.4g}", None]]
+    best = found.softmax(-1).topk(min(most, len(found)))
+    names = label_names(network)
+    return [[names[index], value] for index, value in zip(best.indices.tolist(), best.values.tolist())]
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from regard.progress import QUIET, Progress
 from regard.show.ablation import ablate_each_head
 from regard.show.collect import LayerAttention, Stopped, StoragePlan, plan_storage
 from regard.show.embeddings import nearest_neighbours, position_tables
-from regard.show.generation import generation_steps
+from regard.show.generation import generation_steps, predicted
 from regard.show.html import page
 from regard.show.labels import layer_label
 from regard.show.walk import Walk, walk
@@ -154,13 +154,12 @@ def trace_payload(
 
 
 _STOPPED = "stopped before it was ready"
-_NO_EXAMPLE: dict[str, Any] = {
-    "walk": None, "generation": None, "positions": [], "neighbours": None, "ablation": None,
-}  # fmt: skip
+_NO_EXAMPLE: dict[str, Any] = dict.fromkeys(("prediction", "walk", "generation", "neighbours", "ablation"), None)
+_NO_EXAMPLE["positions"] = []
 
 
 def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Progress) -> tuple[dict[str, Any], bool]:
-    """What is shown besides weights: positional encodings, generation steps, nearest neighbours and ablations.
+    """What is shown besides weights: prediction, positional encodings, generation steps, neighbours and ablations.
 
     They are computed in this order until `progress` raises Stopped; -> what is ready, and whether it was stopped.
     """
@@ -170,6 +169,7 @@ def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Pr
     found = dict(_NO_EXAMPLE)
     try:
         progress(0)
+        found["prediction"] = predicted(network, inputs)
         tables = position_tables(network, max(1, tokens))
         found["positions"] = [{**entry, "table": blobs.add(entry["table"])} for entry in tables]
         found["walk"] = _walk(walk(network, tokenizer, inputs, target_ids), blobs)

@@ -25,6 +25,16 @@ function alignmentLine({alignment, sides}) {
   return [element("div", {class: "line"}, element("span", {class: "side", title}, "word alignment"), element("span", {id: "alignment", class: "quiet"}, links.slice(0, -1)))];
 }
 
+// What a classifier predicts: its labels with their probabilities, or its number.
+function predictionLine({prediction}) {
+  if (!prediction) return [];
+  const shown = prediction.map(([name, probability], at) => {
+    const share = probability === null ? "" : ` ${number(probability)}`;
+    return [at ? " · " : "", element(at ? "span" : "strong", {class: at ? "quiet" : ""}, visible(name) + share)];
+  });
+  return [element("div", {class: "line"}, element("span", {class: "side", title: "what the model predicts for this text, the most probable first"}, "prediction"), element("span", {id: "prediction"}, shown.flat()))];
+}
+
 export class Texts {
   constructor(app) {
     this.app = app;
@@ -42,7 +52,7 @@ export class Texts {
     if (drawn !== this.drawn) {
       this.drawn = drawn;
       this.units.clear();
-      this.root.replaceChildren(...names.map((name, at) => this.line(trace.sides[name], name, words, parts[at], layer)), ...alignmentLine(trace));
+      this.root.replaceChildren(...names.map((name, at) => this.line(trace.sides[name], name, words, parts[at], layer)), ...alignmentLine(trace), ...predictionLine(trace));
     }
     await this.shadeAll(trace, layer, words);
   }

@@ -49,7 +49,7 @@ def language_codes(of_class: TokenizerClass, settings: Mapping[str, Any]) -> lis
 
 
 def with_target_language(folder: Path, generation_config: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """The generation config with the language that tokenizer_config.json names (tgt_lang) as the first token."""
+    """The generation config with the language that tokenizer_config.json names (`tgt_lang`) as the first token."""
     settings = read_settings(folder)
     of_class = tokenizer_class(folder, settings)
     if not of_class.language or generation_config.get("forced_bos_token_id") is not None:
