@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 
 import regard
+from bench.text import Bitext
+from regard.api import LoadedModel
 from regard.decode.options import Options
 from regard.errors import InputError, RegardError
 from regard.models import zoo
@@ -155,10 +157,9 @@ def engines_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     return f"Engines, {text.name}, threads: {threads}", found.tables, facts
 
 
-def serve_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
-    """Serving: title, table, facts."""
-    from bench import decode, serve
-    from bench.harness import table
+def translator(chosen: argparse.Namespace) -> tuple[LoadedModel, Bitext]:
+    """The model of `--model`, or one trained for `--steps`, and the text."""
+    from bench import decode
     from bench.text import read_bitext
 
     model = None if chosen.model is None else regard.load(chosen.model, device="cpu")
@@ -170,7 +171,40 @@ def serve_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
             seed=chosen.seed,
         )  # fmt: skip
         model = decode.learn(text, described(chosen), settings)
-    model.generation_config.update(num_beams=chosen.beam, max_new_tokens=chosen.max_tokens)
+    model.generation_config.update(max_new_tokens=chosen.max_tokens)
+    return model, text
+
+
+def continuous_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Continuous batching: title, tables, facts."""
+    from bench import continuous
+    from bench.harness import table
+
+    model, text = translator(chosen)
+    texts, tables = list(text.test.sources[: chosen.sentences]), []
+    facts = {
+        "model": in_words(model.network),
+        "measured": f"processor time, {chosen.rounds} rounds of {len(texts):,} sentences; a request that ends is "
+        "followed by a new one",
+    }
+    for beam in chosen.beams:
+        found = continuous.measure(model, texts, beam=beam, clients=chosen.clients, rounds=chosen.rounds)
+        ratio = found.result.ratio(f"{chosen.clients} in flight", "offline")
+        tables.append(f"beam {beam}:\n\n{table(found.result, 'sentences/s')}")
+        facts[f"beam {beam}"] = (
+            f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f}) of offline decoding; {found.different:,} "
+            "answers differ"
+        )
+    return f"Continuous batching, {text.name}", "\n\n".join(tables), facts
+
+
+def serve_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Serving: title, table, facts."""
+    from bench import serve
+    from bench.harness import table
+
+    model, text = translator(chosen)
+    model.generation_config.update(num_beams=chosen.beam)
     texts = list(text.test.sources[: chosen.sentences])
     found = serve.measure(model, texts, clients=chosen.clients, rounds=chosen.rounds, alone=chosen.alone)
     facts = {
@@ -320,6 +354,18 @@ def arguments() -> argparse.ArgumentParser:
     serve.add_argument("--alone", type=int, default=20, help="lone requests and streams")
     serve.add_argument("--beam", type=int, default=5)
     serve.add_argument("--max-tokens", type=int, default=128, help="of a translation")
+    batching = rows.add_parser(
+        "continuous",
+        parents=[transformer],
+        help="sentences/s of requests in flight against offline decoding, one thread",
+    )
+    batching.set_defaults(run=continuous_row, peers=(), rounds=5, threads=1)
+    batching.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
+    batching.add_argument("--steps", type=int, default=300, help="of that training")
+    batching.add_argument("--sentences", type=int, default=300, help="of each block")
+    batching.add_argument("--clients", type=int, default=32, help="requests in flight")
+    batching.add_argument("--beams", type=size_list, default=[5, 1], help="beam sizes, each measured: 5,1")
+    batching.add_argument("--max-tokens", type=int, default=128, help="of a translation")
     add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
     add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
     add_critic(rows.add_parser("critic", help="SHA-RNN with one head, none and many, and a Transformer, in equal time"))

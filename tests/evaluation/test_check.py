@@ -17,13 +17,14 @@ from torch import Tensor
 from regard.api import LoadedModel, load
 from regard.cli import run
 from regard.data.tokenize.train import Byte, Character
-from regard.decode import generate, search
+from regard.decode import generate
 from regard.errors import InputError
 from regard.evaluation import check as module
 from regard.evaluation import laws
 from regard.evaluation.check import LawResult, check, random_probe, round_trip
 from regard.evaluation.laws import LAWS, Probe, search_in_batch
 from regard.layers import attention
+from regard.layers.cache import Cache, Layout
 from regard.layers.contract import Context, select
 from regard.layers.embedding import CharacterCNN
 from regard.layers.lsh.attention import Chunks, RankWindow
@@ -174,9 +175,11 @@ def padding_on_the_left_stays_there(patch: Patch) -> None:
 
 def memory_forgets_its_first_slot(patch: Patch) -> None:
     write = attention.write_memory
-    patch.setattr(
-        attention, "write_memory", lambda *given, dim: write(*given, dim=dim).index_fill(dim, torch.tensor([0]), 0)
-    )
+
+    def forgetful(*given: object) -> Cache:
+        return write(*given).map(lambda tensor: tensor.index_fill(1, torch.tensor([0]), 0))
+
+    patch.setattr(attention, "write_memory", forgetful)
 
 
 def all_rows_stand_where_the_first_does(patch: Patch) -> None:
@@ -190,8 +193,9 @@ def all_rows_stand_where_the_first_does(patch: Patch) -> None:
 
 
 def rows_are_not_reordered(patch: Patch) -> None:
-    for place in (laws, search):
-        patch.setattr(place, "select", lambda memory, rows, *rest: select(memory, rows.sort().values, *rest))
+    patch.setattr(laws, "select", lambda memory, rows, *rest: select(memory, rows.sort().values, *rest))
+    reordered = Layout.reordered
+    patch.setattr(Layout, "reordered", lambda self, parents: reordered(self, parents.sort().values))
 
 
 def neighbours_matter(patch: Patch) -> None:

@@ -63,7 +63,7 @@ def test_parts_state_what_they_are():
     assert facts_of(SelfAttention(3, Causal(), position=Rotary())) == Facts(3, True, Rotary(), True, packs=True)
     assert facts_of(CrossAttention(2, pattern=LocalP())) == Facts(2, packs=True, weights_sum_to_one=False)
     assert facts_of(FeedForward(4)) == Facts(constant_memory=True, packs=True)
-    assert facts_of(GatedAttention(2)) == Facts(2, True, constant_memory=True, packs=True)
+    assert facts_of(GatedAttention(2)) == Facts(2, True, constant_memory=True, packs=True, window=5000)
     assert not facts_of(LSHAttention(2, Chunks(4))).incremental
 
 

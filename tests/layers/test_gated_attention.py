@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import InputError
+from regard.layers.cache import Layout
 from regard.layers.contract import Context
 from regard.layers.feedforward import Boom
 from regard.layers.gated_attention import GatedAttention, GatedAttentionLayer
@@ -66,21 +67,22 @@ def test_the_cache_does_not_grow_with_the_text(segment: int):
         for start in range(0, 400, segment):
             y, memory = layer(x[:, start : start + segment], Context(start=start, remember=True), memory)
             parts.append(y)
-            assert memory.states.shape[1] <= 3 * window + segment
+            assert memory.tensors[0].shape[1] <= 3 * window + segment
         torch.testing.assert_close(torch.cat(parts, dim=1), layer(x, Context())[0])
 
 
-def test_rows_of_unequal_length_keep_the_states_that_each_can_attend_to():
+def test_rows_of_unequal_length_attend_to_the_window_of_each():
     layer, x = attention(1, 4), torch.randn(2, 30, WIDTH)
     lengths = torch.tensor([3, 20])
     padding = torch.arange(20) < lengths[:, None]
     with torch.no_grad():
         _, memory = layer(x[:, :20], Context(padding=padding, remember=True))
-        assert int(memory.first[0]) == 0, "the short row still attends to its first token"
+        assert memory.length == 20, "the short row still attends to its first token"
+        layout = Layout.of_prompts(padding)
         for step in range(9):
             token = x[torch.arange(2), lengths + step][:, None]
-            y, memory = layer(token, Context(start=lengths + step, end=21 + step, remember=True), memory)
-        assert int(memory.first[0]) > 0
+            layout = layout.advanced(lengths + step)
+            y, memory = layer(token, Context(start=20 + step, layout=layout, remember=True), memory)
         for row, length in enumerate(lengths.tolist()):
             torch.testing.assert_close(y[row, 0], layer(x[row : row + 1, : length + 9], Context())[0][0, -1])
 

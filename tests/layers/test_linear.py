@@ -22,6 +22,7 @@ needs_onednn = pytest.mark.skipif(
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ONEDNN", request.param == "oneDNN")
     monkeypatch.setattr(module, "_SMALL", 1)
+    monkeypatch.setattr(module, "_SMALL_PACKED", 1)
 
 
 def drawn(*shape: int) -> Tensor:
@@ -99,3 +100,52 @@ def test_a_linear_map_is_copied_and_saved_as_any_module():
         assert torch.equal(other(x), layer(x))
     assert layer.state_dict().keys() == {"weight", "bias"}
     assert torch.equal(layer.bias, torch.zeros(40))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("shape", [(1,), (5,), (3, 7), (2, 1, 4), (0,), (70, 3)])
+def test_packed_weights_give_the_results_of_pytorch(shape: tuple[int, ...]):
+    layer, x = linear(24, 40).eval(), drawn(*shape, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+        vector = drawn(24)
+        torch.testing.assert_close(layer(vector), F.linear(vector, layer.weight, layer.bias))
+
+
+@pytest.mark.usefixtures("library")
+def test_packed_weights_follow_every_change():
+    layer, x = linear(24, 40).eval(), drawn(5, 24)
+
+    def is_right() -> None:
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), F.linear(x, layer.weight, layer.bias))
+
+    is_right()
+    with torch.no_grad():
+        layer.weight.mul_(2)
+    is_right()
+    layer.load_state_dict(linear(24, 40).state_dict())
+    is_right()
+    layer.weight = torch.nn.Parameter(drawn(40, 24))
+    is_right()
+    layer.train()
+    layer.weight.data.add_(1)
+    layer.eval()
+    is_right()
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert "_packed" not in vars(other)
+
+
+@needs_onednn
+def test_weights_are_packed_for_inference_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "ONEDNN", True)
+    monkeypatch.setattr(module, "_SMALL_PACKED", 1)
+    layer, x = linear(24, 40), drawn(5, 24)
+    layer(x)
+    layer.eval()(x)
+    with torch.no_grad():
+        layer.train()(x)
+        layer.eval()(x[:1])
+        assert layer._packed is None
+        layer(x)
+    assert layer._packed is not None

@@ -137,8 +137,8 @@ def test_full_attention_in_slices_is_the_same(causal, monkeypatch):
 
 def test_memory_holds_keys_of_unit_length():
     module, x = layer(buckets=4), torch.randn(1, 9, WIDTH, dtype=torch.float64)
-    keys, *_ = module(x, Context(remember=True))[1]
-    assert torch.allclose(keys.norm(dim=-1), torch.ones(1, HEADS, 9, dtype=torch.float64), atol=1e-3)
+    keys, *_ = module(x, Context(remember=True))[1].tensors
+    assert torch.allclose(keys.norm(dim=-1), torch.ones(1, 9, HEADS, dtype=torch.float64), atol=1e-3)
     assert module(x, Context())[1] is None
 
 

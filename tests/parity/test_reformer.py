@@ -20,6 +20,7 @@ from regard.api import load
 from regard.decode.generate import Request, generate_tokens
 from regard.decode.options import Options
 from regard.errors import InputError, Note
+from regard.layers.cache import Layout
 from regard.layers.contract import Context
 from regard.layers.lsh.masks import Chunks, RankWindow
 from regard.layers.positions import Axial, Learned
@@ -243,9 +244,10 @@ def test_decoding_step_by_step_equals_a_full_pass(name: str, tmp_path: Path):
     context = Context(padding=torch.arange(9) < lengths[:, None], remember=True, record=Record())
     states, memory = network.decode(ids[:, :9], context)
     close(states, network.hidden_states(ids[:, :9], padding=context.padding), context.padding)
+    layout = Layout.of_prompts(context.padding)
     for step in range(6):
-        record, whole = Record(), Record()
-        context = Context(start=lengths + step, end=10 + step, remember=True, record=record)
+        record, whole, layout = Record(), Record(), layout.advanced(lengths + step)
+        context = Context(start=9 + step, layout=layout, remember=True, record=record)
         following = ids.gather(1, lengths[:, None] + step)
         states, memory = network.decode(following, context, memory)
         padding = torch.arange(10 + step) < lengths[:, None] + step + 1

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from regard.decode.options import Options
 
+_FOLDS, _MANY = 8, 2048  # rows into which at least so many values are folded
+
 Propose = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 """(next-token log-probabilities A k N, sums A k so far) -> candidates A c: their sums, parent beams and tokens."""
 
@@ -23,7 +25,7 @@ def beam_candidates(beam: int, eos_tokens: int = 1) -> Propose:
 
     def propose(log_probabilities: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # The best of all beams are among the best of each.
-        best, tokens = log_probabilities.topk(min(count, log_probabilities.shape[-1]), dim=-1)
+        best, tokens = best_tokens(log_probabilities, min(count, log_probabilities.shape[-1]))
         totals = (sums[..., None] + best).flatten(1)
         missing = max(0, count - totals.shape[1])
         totals, flat = F.pad(totals, (0, missing), value=-torch.inf).topk(count, dim=1)
@@ -35,8 +37,27 @@ def beam_candidates(beam: int, eos_tokens: int = 1) -> Propose:
 
 def greedy(log_probabilities: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Greedy search: the best continuation of the one hypothesis per sentence."""
-    best, tokens = log_probabilities[:, 0].max(dim=-1, keepdim=True)
+    best, tokens = best_tokens(log_probabilities[:, 0], 1)
     return sums + best, torch.zeros_like(tokens), tokens
+
+
+def best_tokens(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """...N -> the `count` largest values, best first, and their indices.
+
+    They are in the columns with the largest maxima, if rows of N are folded into a few rows; measured for 8,000 tokens,
+    this takes half the time of `topk` and a third of that of `max`.
+    """
+    size = values.shape[-1]
+    width = size // _FOLDS
+    if size < _MANY or count * 4 > width:
+        return values.topk(count, dim=-1)
+    maxima = values[..., : _FOLDS * width].unflatten(-1, (_FOLDS, width)).amax(dim=-2)
+    columns = maxima.topk(count, dim=-1, sorted=False).indices if count > 1 else maxima.argmax(dim=-1, keepdim=True)
+    folds = width * torch.arange(_FOLDS, device=values.device)
+    rest = torch.arange(_FOLDS * width, size, device=values.device).expand(*columns.shape[:-1], -1)
+    indices = torch.cat([(columns[..., None] + folds).flatten(-2), rest], dim=-1)
+    best, found = values.gather(-1, indices).topk(count, dim=-1)
+    return best, indices.gather(-1, found)
 
 
 def sample(options: Options, random_numbers: Callable[[], Tensor]) -> Propose:

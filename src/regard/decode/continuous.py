@@ -114,7 +114,7 @@ class _Running:
 
     def measure(self) -> None:
         source = self.search.context.source
-        self.width = max(self.width, (self.search.context.end or 0) + (0 if source is None else source.states.shape[1]))
+        self.width = max(self.width, self.search.longest_row() + (0 if source is None else source.states.shape[1]))
 
     def tokens(self) -> int:
         """The tokens of its rows, without padding."""

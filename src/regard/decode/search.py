@@ -13,12 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.decode.beams import BeamMemory
 from regard.decode.candidates import Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
 from regard.decode.hypotheses import EMPTY, Candidates, FinishedHypotheses, Hypothesis
 from regard.decode.inputs import Tokens, pad
 from regard.decode.options import Options
 from regard.errors import InputError
-from regard.layers.contract import Ablation, Context, Memory, Source, concatenate, map_rows, select
+from regard.layers.cache import Layout, fill_gaps
+from regard.layers.contract import Ablation, Context, Source, concatenate, map_rows
 from regard.layers.record import Record
 from regard.models.model import Network
 
@@ -89,7 +91,7 @@ class Search:
         self.finished = FinishedHypotheses.empty(len(rows), self.beam, self.device)
         self.tokens = torch.zeros(len(rows), 1, 0, dtype=torch.long, device=self.device)  # -1 after a sentence's last
         self.sums = torch.zeros(len(rows), 1, device=self.device)
-        self.memory: Memory = None  # the KV cache
+        self.memory = BeamMemory(network.description.window)  # the KV cache
         if len(rows) < len(prompts):
             source = map_rows(lambda tensor: tensor[self.tensor(rows)], source)
         self._set_prompts([prompts[row] for row in rows], source, ablation)
@@ -148,11 +150,7 @@ class Search:
         """-> RN: the log-probabilities of each row's next token, under the options' constraints."""
         record = None if self.coverage is None else Record(lambda name: name.endswith("cross"))
         self.context = replace(self.context, record=record)
-        last = torch.zeros(len(self.input_ids), dtype=torch.long, device=self.device)
-        if not self.started:
-            last, self.started = self.prompt_lengths - 1 - self.prefill(), True
-        states, self.memory = self.network.decode(self.input_ids, self.context, self.memory)
-        logits = self.network.readout(states[torch.arange(len(states), device=self.device), last]).float()
+        logits = self.network.readout(self.last_states()).float()
         if record is not None and self.coverage is not None:
             if not record.rows:
                 raise InputError("this model has no cross-attention, so it covers no source (coverage_penalty). Leave "
@@ -169,6 +167,18 @@ class Search:
             return found.log_softmax(dim=-1) if self.options.renormalize_logits else found
         return self.constrain(logits, history).log_softmax(dim=-1)
 
+    def last_states(self) -> Tensor:
+        """-> RD: run the decoder, and take the hidden state of each row's last token."""
+        first, self.started = not self.started, True
+        last = self.prompt_lengths - 1 - self.prefill() if first else None
+        states, memory = self.network.decode(self.input_ids, self.context, self.memory.tree)
+        self.memory.remember(memory, self.input_ids.shape[1] if last is not None else self.memory.beams)
+        if last is None:
+            return states[:, 0]
+        if self.beam > 1 or not self.equal_lengths:
+            self.memory.use_layout(Layout.of_prompts(self.prompt >= 0))
+        return states[torch.arange(len(states), device=self.device), last]
+
     def prefill(self) -> int:
         """Chunked prefill: read long prompts in chunks, all but the last, if memory is constant; -> tokens read."""
         chunks = (int(self.prompt_lengths.min()) - 1) // _PREFILL_CHUNK
@@ -176,7 +186,8 @@ class Search:
         for start in range(0, read, _PREFILL_CHUNK):
             context = replace(self.context, padding=None, start=start)
             ids = self.input_ids[:, start : start + _PREFILL_CHUNK]
-            _, self.memory = self.network.decode(ids, context, self.memory)
+            _, memory = self.network.decode(ids, context, self.memory.tree)
+            self.memory.remember(memory, _PREFILL_CHUNK)
         padding, self.input_ids = self.context.padding, self.input_ids[:, read:]
         self.context = replace(self.context, start=read, padding=None if padding is None else padding[:, read:])
         return read
@@ -205,6 +216,11 @@ class Search:
         counts = self.new_tokens
         found: list[int] = [counts] * len(self.active) if isinstance(counts, int) else counts.tolist()
         return found
+
+    def longest_row(self) -> int:
+        """The most tokens of a row, its prompt included."""
+        lengths = self.prompt_lengths + self.new_tokens
+        return int(lengths.max()) if len(lengths) else 0
 
     def last_tokens(self, candidates: Candidates) -> Tensor:
         """-> A: the new token of each sentence's best candidate."""
@@ -239,22 +255,22 @@ class Search:
         return order
 
     def drop_finished(self, parents: Tensor) -> None:
-        """Drop sentences that cannot improve any more, and reorder the KV cache of the others by parent beam."""
+        """Drop sentences that cannot improve any more; the beams of the others continue their parents."""
         stay = self.can_improve()
         dropping = len(stay) < len(self.active)
         if dropping:
             done = torch.ones(len(self.active), dtype=torch.bool, device=self.device).index_fill(0, stay, False)
             for index in done.nonzero().flatten().tolist():
                 self.results[int(self.active[index])] = self.finished.n_best(index, self.options.n_best) or [EMPTY]
-        rows = torch.arange(len(self.active), device=self.device)[:, None] * self.rows_per_sentence + parents
-        if dropping or self.beam > 1:
-            self.memory = select(self.memory, rows[stay].flatten(), stay if dropping else None)
+            stay = self.tensor(fill_gaps(stay.tolist()))
+            parents = parents[stay]
         if self.coverage is not None:
-            self.coverage = self.coverage.flatten(0, 1)[rows[stay]]
+            rows = stay[:, None] * self.rows_per_sentence + parents
+            self.coverage = self.coverage.flatten(0, 1)[rows]
         if dropping:
             self.keep(stay)
         self.rows_per_sentence = self.beam
-        self.advance()
+        self.advance(parents if self.beam > 1 else None, stay if dropping else None)
 
     def keep(self, stay: Tensor) -> None:
         """Keep the state of these active sentences only, except for their memory and coverage."""
@@ -277,11 +293,11 @@ class Search:
         stay = self.tensor([index for index, number in enumerate(known) if number not in set(numbers)])
         if len(stay) == len(known):
             return
-        rows = stay[:, None] * self.beam + torch.arange(self.beam, device=self.device)
-        self.memory = select(self.memory, rows.flatten(), stay)
+        stay = self.tensor(fill_gaps(stay.tolist()))
         self.coverage = None if self.coverage is None else self.coverage[stay]
+        self.memory.keep(stay, None)
         self.keep(stay)
-        self.advance()
+        self.set_inputs()
 
     def can_join(self, other: Search) -> bool:
         """Whether `join` gives the results of both searches: equal options, and output that no padding changes."""
@@ -294,7 +310,10 @@ class Search:
         assert self.started
         assert other.started
         assert self.can_join(other)
-        self.memory = concatenate(self.memory, other.memory)
+        for search in (self, other):
+            rows, slots = len(search.active), search.memory.start + 1
+            search.memory.use_layout(Layout.of_prompts(torch.ones(rows, slots, dtype=torch.bool, device=self.device)))
+        self.memory.join(other.memory)
         self.coverage = concatenate(self.coverage, other.coverage)
         source = _join_sources(self.context.source, other.context.source)
         self.context = replace(self.context, source=source)
@@ -308,7 +327,7 @@ class Search:
         self.results |= other.results
         self.longest_prompt = max(self.longest_prompt, other.longest_prompt)
         self._set_counts(self.tensor(counts))
-        self.advance()
+        self.set_inputs()
 
     def _set_counts(self, counts: Tensor) -> None:
         """Set how many tokens each sentence has generated: one number while all have the same."""
@@ -336,25 +355,19 @@ class Search:
         worst = (min(self.options.n_best, self.beam) if exact else self.beam) - 1
         return (bound > self.finished.scores[:, worst]).nonzero().flatten()
 
-    def advance(self) -> None:
-        """Set the next input: one token per row, at the position after the last."""
-        if isinstance(self.new_tokens, Tensor):
-            self._advance_each(self.new_tokens)
-            return
-        self.input_ids = self.tokens[:, :, self.new_tokens - 1].reshape(-1, 1)
-        start: int | Tensor = self.longest_prompt + self.new_tokens - 1
-        if not self.equal_lengths:
-            start = (self.prompt_lengths + self.new_tokens - 1).repeat_interleave(self.rows_per_sentence)
-        self.context = replace(self.context, start=start, end=self.longest_prompt + self.new_tokens, padding=None)
+    def advance(self, parents: Tensor | None, stay: Tensor | None) -> None:
+        """Go on with these beams and sentences (None: all), one token further."""
+        self.memory.advance(self.prompt_lengths + self.new_tokens - 1, parents, stay)
+        self.set_inputs()
 
-    def _advance_each(self, counts: Tensor) -> None:
-        """As `advance`, where sentences have generated different numbers of tokens."""
-        last = (counts - 1)[:, None, None].expand(-1, self.rows_per_sentence, 1)
-        self.input_ids = self.tokens.gather(2, last).reshape(-1, 1)
-        ends = self.prompt_lengths + counts
-        first, end = (int(ends.min()), int(ends.max())) if len(ends) else (0, 0)
-        start = end - 1 if first == end else (ends - 1).repeat_interleave(self.rows_per_sentence)
-        self.context = replace(self.context, start=start, end=end, padding=None)
+    def set_inputs(self) -> None:
+        """Set the next input: one token per row, in the slot after the last."""
+        if isinstance(self.new_tokens, int):
+            self.input_ids = self.tokens[:, :, self.new_tokens - 1].reshape(-1, 1)
+        else:
+            last = (self.new_tokens - 1)[:, None, None].expand(-1, self.rows_per_sentence, 1)
+            self.input_ids = self.tokens.gather(2, last).reshape(-1, 1)
+        self.context = replace(self.context, start=self.memory.start, layout=self.memory.layout, padding=None)
 
     def coverage_penalty(self) -> Tensor:
         """-> A k: the coverage penalty for source tokens that got little attention (Wu 2016, equation 14)."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.decode.generate import Request, generate_tokens
 from regard.decode.inputs import clamp_max_tokens
 from regard.decode.options import Options
+from regard.layers.cache import Layout
 from regard.layers.contract import Context, Memory, Source, facts_of, select
 from regard.layers.record import AttentionWeights, Record
 from regard.models.model import Model, Network
@@ -138,9 +139,10 @@ def unequal_prompts(probe: Probe) -> float:
     lengths = 1 + torch.arange(rows, device=ids.device) * 5 % half
     padding = torch.arange(half, device=ids.device) < lengths[:, None]
     states, memory = network.decode(ids[:, :half], Context(source=source, padding=padding, remember=True))
-    parts = [states]
+    parts, layout = [states], Layout.of_prompts(padding)
     for t in range(half, ids.shape[1]):
-        now = Context(source=source, start=lengths + t - half, end=t + 1, remember=True)
+        layout = layout.advanced(lengths + t - half)
+        now = Context(source=source, start=t, layout=layout, remember=True)
         states, memory = network.decode(ids[:, t : t + 1], now, memory)
         parts.append(states)
     found = read_out(network, torch.cat(parts, dim=1))

@@ -12,7 +12,17 @@ from torch import Tensor, nn
 
 from regard import messages
 from regard.errors import InputError
-from regard.layers.contract import Context, Facts, Memory, Shared, Sublayer, require_counts, write_memory
+from regard.layers.contract import (
+    Context,
+    Facts,
+    Memory,
+    Shared,
+    Sublayer,
+    fold_beams,
+    query_positions,
+    require_counts,
+    write_memory,
+)
 from regard.layers.linear import linear, product
 from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
 from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
@@ -52,7 +62,7 @@ class SelfAttention:
         pattern = self_pattern(self.pattern)
         return Facts(
             self.heads, pattern.causal, self.position, adds_position_bias=True, incremental=pattern.incremental,
-            packs=True,
+            packs=True, window=pattern.window,
         )  # fmt: skip
 
     def build(self, width: int, source_width: int | None = None) -> SelfAttentionLayer:
@@ -76,32 +86,35 @@ class SelfAttentionLayer(Sublayer):
         self.position = None if position is None else position.build(key_width)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        rows, layout = x.shape, context.layout
         counts = self.heads, self.key_heads, self.key_heads
-        q, k, v = (split_heads(part, heads) for part, heads in zip(self.project(x), counts))
+        q, k, v = (split_heads(part, heads) for part, heads in zip(self.project(fold_beams(x, layout)), counts))
         if self.position is not None:
-            positions = context.token_positions(x.shape[1], x.device)
+            positions = query_positions(context.token_positions(x.shape[1], x.device), layout)
             q, k = self.position(q, positions), self.position(k, positions)
         q, k = self.score.queries(q), self.score.keys(k)
         fresh, first = memory is None, 0
         if context.remember:
-            keys, values = (None, None) if memory is None else memory  # the KV cache
-            memory = write_memory(keys, k, context, dim=2), write_memory(values, v, context, dim=2)
+            memory = write_memory(memory, k.transpose(1, 2), v.transpose(1, 2))  # the KV cache
             if not fresh:
                 # Keys that no query can attend to any more are skipped, where all rows are at the same slot.
-                first = 0 if isinstance(context.start, Tensor) else self.pattern.first_key(context.start)
-                k, v = (part[:, :, first : context.total_length(x.shape[1])] for part in memory)
+                first = 0 if layout is not None else self.pattern.first_key(context.start)
+                k, v = (part[:, first:].transpose(1, 2) for part in memory.used)
         if self.key_heads < self.heads:
             k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
         out, bias = self.out.weight, None
         y = attend_in_bands(self.score, self.pattern, q, k, v, context, out=out) if fresh else None
         if y is None:
-            slots = torch.arange(first, first + k.shape[2], device=x.device)
-            mask, causal = self.mask(x.shape[1], slots, context, fresh)
+            mask, causal = self.mask(x.shape[1], k, context, fresh, first)
             if context.position_bias is not None:
-                positions = context.token_positions(x.shape[1], x.device)
-                bias = context.position_bias(positions, positions if fresh else slots)
-            y = attend(self.score, q, k, v, mask, context, bias=bias, causal=causal, out=out, first=first)
-        return self.out(merge_heads(y)), memory if context.remember else None
+                positions = query_positions(context.token_positions(x.shape[1], x.device), layout)
+                bias = context.position_bias(positions, positions if fresh else key_positions(k, context, first))
+            # All layers share the numbers of one mask.
+            additive = layout.mask if layout is not None and self.pattern.lower_triangular else None
+            y = attend(
+                self.score, q, k, v, mask, context, bias=bias, causal=causal, out=out, first=first, additive=additive
+            )
+        return self.out(merge_heads(y).reshape(*rows[:2], -1)), memory if context.remember else None
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
         """BTD -> queries, keys, values."""
@@ -114,17 +127,19 @@ class SelfAttentionLayer(Sublayer):
         added = 3 * (None,) if biases is None else biases.split(self.widths)
         return [product(x, weight, bias) for weight, bias in zip(weights, added)]
 
-    def mask(self, queries: int, keys: Tensor, context: Context, fresh: bool) -> tuple[Tensor | None, bool]:
-        """The attention mask over keys in these slots, True for visible (None: all), and the kernel's `is_causal`.
+    def mask(
+        self, queries: int, keys: Tensor, context: Context, fresh: bool, first: int
+    ) -> tuple[Tensor | None, bool]:  # fmt: skip
+        """The mask over keys BHSK from slot `first` on, True for visible (None: all), and the kernel's `is_causal`.
 
         `is_causal` is aligned to the top left, so it is right only when queries and keys start together.
         """
         plain = self.pattern.lower_triangular and context.document is None
         if fresh and plain and context.position_bias is None and self.score.scale is not None:
             return None, True
-        if plain and queries == 1 and not isinstance(context.start, Tensor):
+        if plain and queries == 1 and context.layout is None:
             return None, False
-        mask = visible_keys(self.pattern, queries, keys, context, fresh)
+        mask = visible_keys(self.pattern, queries, keys, context, fresh, first)
         if not self.pattern.causal and context.padding is not None:
             mask = both(mask, context.padding[:, None, None, :])
         return mask, False
@@ -198,20 +213,21 @@ def attend_source(
     folded, slots = (part.reshape(len(k), -1, *part.shape[2:]) for part in (x, slots.expand(rows, length)))
     mask, factor = source_mask(folded, slots, context.source)
     q = score.queries(split_heads(folded if query is None else query(folded), k.shape[1]))
-    y = attend(score, q, k, v, mask, context, factor=factor, rows=rows, out=out)
+    additive = context.source.mask if mask is not None and source_mask.padding_only else None
+    y = attend(score, q, k, v, mask, context, factor=factor, rows=rows, out=out, additive=additive)
     return merge_heads(y).reshape(rows, length, -1)
 
 
 def attend(
     score: ScoreFunction, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, context: Context, *,
     bias: Tensor | None = None, factor: Tensor | None = None, causal: bool = False, rows: int | None = None,
-    out: Tensor | None = None, first: int = 0,
+    out: Tensor | None = None, first: int = 0, additive: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Scaled dot-product (or other) attention: projected BHTK, BHSK and BHSV -> BHTV.
 
     Dot products use the fused kernel, unless there is a `factor` on the weights. Recorded weights are computed in
     addition to the kernel, never instead of it. `out` is the output projection, `first` the slot of the first key,
-    `rows` the number of rows when beams are folded into queries.
+    `rows` the number of rows when beams are folded into queries, `additive` the mask as numbers, where it is known.
     """
     weights: Tensor | None = None
     if score.scale is None or factor is not None:
@@ -219,7 +235,8 @@ def attend(
         weights = weights if factor is None else weights * factor
         y = weights @ v
     else:
-        y = F.scaled_dot_product_attention(q, k, v, kernel_mask(mask, bias, q), is_causal=causal, scale=score.scale)
+        numbers = kernel_mask(mask, bias, q) if additive is None or bias is not None else additive.to(q.dtype)
+        y = F.scaled_dot_product_attention(q, k, v, numbers, is_causal=causal, scale=score.scale)
     if context.recording:
         assert context.record is not None
         beams = 1 if rows is None else rows // len(q)
@@ -333,13 +350,31 @@ def kernel_mask(mask: Tensor | None, bias: Tensor | None, q: Tensor) -> Tensor |
     return bias if mask is None else bias.masked_fill(~mask, -torch.inf)
 
 
-def visible_keys(pattern: SelfPattern, queries: int, keys: Tensor, context: Context, fresh: bool) -> Tensor | None:
-    """-> TS or (1|B)1TS: the keys in these slots that the pattern and packed documents leave visible; None: all."""
-    mask = pattern.mask(context.slots(queries, keys.device), keys)
+def visible_keys(
+    pattern: SelfPattern, queries: int, keys: Tensor, context: Context, fresh: bool, first: int = 0
+) -> Tensor | None:  # fmt: skip
+    """-> TS or (1|B)1TS: which keys BHSK, from slot `first` on, pattern and packed documents leave visible; None: all.
+
+    With a layout, the beams of a sentence are its queries, and each attends to its own tokens.
+    """
+    layout = context.layout
+    own = None if layout is None else layout.visible[:, None, :, layout.end - keys.shape[2] :]
+    if own is not None and pattern.lower_triangular:
+        return own
+    slots = query_positions(context.slots(queries, keys.device), layout)
+    mask = pattern.mask(slots, key_positions(keys, context, first))
     mask = mask[:, None] if mask is not None and mask.dim() == 3 else mask
+    mask = mask if own is None else both(mask, own)
     if fresh and context.document is not None:
         mask = both(mask, (context.document[:, :, None] == context.document[:, None, :])[:, None])
     return mask
+
+
+def key_positions(keys: Tensor, context: Context, first: int = 0) -> Tensor:
+    """-> S or BS: the slots of keys BHSK from slot `first` on; with a layout, their positions."""
+    if context.layout is not None:
+        return context.layout.positions[:, context.layout.end - keys.shape[2] :]
+    return torch.arange(first, first + keys.shape[2], device=keys.device)
 
 
 def both(one: Tensor | None, other: Tensor) -> Tensor:

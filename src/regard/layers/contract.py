@@ -2,13 +2,15 @@
 
 Shapes, in docstrings as arrows: B batch, T queries, S keys, D width, H heads, K key width, V value width, N vocabulary.
 Slot = position: token p of a row is written to slot p of its memory, and padding is on the right only. A causal decoder
-therefore needs no padding mask, and the output of a row cannot depend on the other rows of its batch.
+therefore needs no padding mask, and the output of a row cannot depend on the other rows of its batch. Only a search
+lays memory out in another way, and says so in `Context.layout` (cache.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -16,6 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
+from regard.layers.cache import Cache, Layout
+from regard.layers.cache import fold_beams as fold_beams
+from regard.layers.cache import query_positions as query_positions
+from regard.layers.cache import write_memory as write_memory
 from regard.layers.positions import AttachedPosition
 from regard.layers.record import Record
 
@@ -26,7 +32,7 @@ _MOST_OTHERS = 1 << 24
 
 Memory = Any
 """KV cache or recurrent state: a tree (tuples, dicts, dataclasses) of tensors, or None. Axis 0 is the row, except under
-`Shared`."""
+`Shared`, and in a `Cache` that beams share."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,14 @@ class Source:
     padding: Tensor | None = None  # BS, True where there is a token
     final_state: Memory = None  # the memory of each encoder layer after the last token: recurrent states
     embedded: Tensor | None = None  # BSD: the embedded source tokens, the encoder's input
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """-> B11S: minus infinity for padding, which attention adds to its scores in all layers and steps."""
+        if self.padding is None:
+            return None
+        hidden = torch.zeros(self.padding.shape, device=self.padding.device).masked_fill_(~self.padding, -torch.inf)
+        return hidden[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -96,8 +110,8 @@ class Context:
 
     padding: Tensor | None = None  # BT, True where there is a token; None when nothing is padded
     source: Source | None = None
-    start: int | Tensor = 0  # position of this call's first token, and its slot of memory; per row when prompts differ
-    end: int | None = None  # host-side bound of the slots in use; needed only when start is a tensor
+    start: int = 0  # the slot of this call's first token: its position, unless there is a layout
+    layout: Layout | None = None  # where tokens are in memory, when rows differ: one new token per row, slots shared
     positions: Tensor | None = None  # BT, when they are not simply start, start + 1, ... (packed documents)
     document: Tensor | None = None  # BT, which packed document a token belongs to
     segments: Tensor | None = None  # BT, which of two texts a token belongs to; read by the embedding (BERT)
@@ -112,17 +126,11 @@ class Context:
     random_choices: RandomChoices | None = None
     name: str = ""  # the path to this layer; kept up only while weights are recorded or heads ablated
 
-    def total_length(self, length: int) -> int:
-        """The number of slots in use after a call of this length: the length of the KV cache."""
-        if self.end is not None:
-            return self.end
-        assert isinstance(self.start, int), "a start per row needs an end"
-        return self.start + length
-
     def slots(self, length: int, device: torch.device) -> Tensor:
-        """-> T or BT: the slot of memory that each token of this call is written to."""
-        steps = torch.arange(length, device=device)
-        return self.start[:, None] + steps if isinstance(self.start, Tensor) else steps + self.start
+        """-> T or BT: the number of tokens before each token of this call, in its row."""
+        if self.layout is not None:
+            return self.layout.query_positions.reshape(-1, 1)
+        return torch.arange(self.start, self.start + length, device=device)
 
     def token_positions(self, length: int, device: torch.device) -> Tensor:
         """-> T or BT: the position of each token of this call."""
@@ -181,6 +189,7 @@ class Facts:
     packs: bool = False  # keeps packed documents apart (`context.document`)
     weights_sum_to_one: bool = True  # of every query that may attend to some key
     reads_embedding: bool = False  # reads `context.embedded` besides the stream
+    window: int | None = None  # a query attends to fewer tokens back than this; None: to any, if to any
 
 
 class Part(Protocol):
@@ -219,21 +228,24 @@ def facts_of(part: Part) -> Facts:
 
 
 def map_rows(
-    function: Callable[[Tensor], Tensor], tree: Memory, shared: Callable[[Tensor], Tensor] | None = None
-) -> Memory:
-    """Apply a function to every tensor of a tree; `shared` instead to the tensors under `Shared`."""
+    function: Callable[[Tensor], Tensor], tree: Memory, shared: Callable[[Tensor], Tensor] | None = None,
+    cache: Callable[[Cache], Cache] | None = None,
+) -> Memory:  # fmt: skip
+    """Apply a function to every tensor of a tree; `shared` instead to those under `Shared`, `cache` to each `Cache`."""
     if tree is None:
         return None
     if isinstance(tree, Tensor):
         return function(tree)
+    if isinstance(tree, Cache):
+        return tree.map(function) if cache is None else cache(tree)
     if isinstance(tree, Shared):
         return Shared(map_rows(shared or function, tree.tree))
     if isinstance(tree, (list, tuple)):
-        return type(tree)(map_rows(function, branch, shared) for branch in tree)
+        return type(tree)(map_rows(function, branch, shared, cache) for branch in tree)
     if isinstance(tree, dict):
-        return {key: map_rows(function, branch, shared) for key, branch in tree.items()}
+        return {key: map_rows(function, branch, shared, cache) for key, branch in tree.items()}
     if is_dataclass(tree) and not isinstance(tree, type):
-        return replace(tree, **{f.name: map_rows(function, getattr(tree, f.name), shared) for f in fields(tree)})
+        return replace(tree, **{f.name: map_rows(function, getattr(tree, f.name), shared, cache) for f in fields(tree)})
     raise TypeError(f"a memory holds tensors, not {type(tree).__name__}")
 
 
@@ -249,12 +261,31 @@ def select(memory: Memory, rows: Tensor, sentences: Tensor | None = None) -> Mem
 def concatenate(one: Memory, other: Memory) -> Memory:
     """The rows of two memories of the same structure, one after the other, under `Shared` too.
 
-    Where sizes differ, zeros are added on the right: slot = position, so these slots are unused; a mask is False there.
+    Where sizes differ, zeros are added on the right, or before the entries of a `Cache`; a mask is False there.
     """
     mine, theirs = leaves(one), leaves(other)
     if len(mine) != len(theirs):
         raise TypeError(f"memories of {len(mine)} and {len(theirs)} tensors have no rows to put together")
-    return with_leaves(one, [*map(_concatenate_rows, mine, theirs)])
+    tensors, caches = iter(theirs), iter(_caches(other))
+
+    def join_caches(cache: Cache) -> Cache:
+        for _ in cache.tensors:
+            next(tensors)
+        return cache.joined(next(caches))
+
+    return map_rows(lambda tensor: _concatenate_rows(tensor, next(tensors)), one, cache=join_caches)
+
+
+def _caches(memory: Memory) -> list[Cache]:
+    """Every cache of a tree, in the order of its leaves."""
+    found: list[Cache] = []
+
+    def keep(cache: Cache) -> Cache:
+        found.append(cache)
+        return cache
+
+    map_rows(lambda tensor: tensor, memory, cache=keep)
+    return found
 
 
 def _concatenate_rows(one: Tensor, other: Tensor) -> Tensor:
@@ -300,27 +331,3 @@ def with_leaves(memory: Memory, tensors: Sequence[Tensor]) -> Memory:
     """The inverse of `leaves`: a tree of the same structure with these tensors."""
     left = iter(tensors)
     return map_rows(lambda _: next(left), memory)
-
-
-def write_memory(buffer: Tensor | None, new: Tensor, context: Context, dim: int) -> Tensor:
-    """Write a call's keys (or values) into their slots of the KV cache along `dim`; the buffer grows in blocks."""
-    if buffer is None:
-        return new
-    length, end = new.shape[dim], context.total_length(new.shape[dim])
-    if end > buffer.shape[dim]:
-        buffer = _grown(buffer, end, dim)
-    elif torch.is_grad_enabled():
-        buffer = buffer.clone()
-    if not isinstance(context.start, Tensor):
-        buffer.narrow(dim, context.start, length).copy_(new)
-        return buffer
-    rows = torch.arange(new.shape[0], device=new.device)[:, None]
-    buffer.movedim(dim, 1)[rows, context.slots(length, new.device)] = new.movedim(dim, 1)
-    return buffer
-
-
-def _grown(buffer: Tensor, end: int, dim: int) -> Tensor:
-    """A copy with room for `end` slots and about a quarter more."""
-    shape = list(buffer.shape)
-    shape[dim] = max(16, end - shape[dim] + end // 4)
-    return torch.cat([buffer, buffer.new_zeros(shape)], dim=dim)

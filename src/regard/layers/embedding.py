@@ -80,9 +80,9 @@ class EmbedLayer(nn.Module):
 
     def check_length(self, context: Context, length: int) -> None:
         """Refuse tokens beyond the last position."""
-        if self.max_positions is None or context.positions is not None:
+        if self.max_positions is None or context.positions is not None or context.layout is not None:
             return
-        total = context.total_length(length)
+        total = context.start + length
         if total > self.max_positions:
             raise InputError(f"{total:,} tokens, this model reads {self.max_positions:,}. Shorten the text.")
 

@@ -3,23 +3,30 @@
 PyTorch multiplies float32 matrices with MKL, which uses AVX-512 on Intel's processors only. PyTorch also contains
 oneDNN, which uses it on AMD's too, and was measured to be 2.3 times as fast there, forward and backward. The choice
 depends on the processor and on sizes alone, never on a clock, so that a run can be repeated to the bit.
+
+For inference, oneDNN gets weights that were packed once, in the order in which it reads them: measured 2.3 times as
+fast as unpacked for 5 rows and 8,000 outputs, 1.2 times for 32 rows, 1.05 times for 640. They take their memory twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 _SMALL = 1_000_000  # multiplications: below, a call of oneDNN costs more than it saves
+_SMALL_PACKED = 300_000  # the same with packed weights; a single row gains nothing from packing
+_PACKED_ROWS = 64  # for which the order of packed weights is chosen; it serves any number
+_MOST_PACKED = 1 << 26  # weights of a matrix that is packed, at most
 
 
 def _onednn_is_faster() -> bool:
     """Whether MKL leaves AVX-512 unused, as it does unless the processor is Intel's, and this PyTorch has oneDNN."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    needed = "_linear_pointwise", "_reorder_linear_weight"
+    if not torch.backends.mkldnn.is_available() or not all(hasattr(torch.ops.mkldnn, name) for name in needed):
         return False
     facts = torch.cpu.get_capabilities()
     return bool(facts.get("avx512_f")) and "Intel" not in facts.get("cpu_name", "")
@@ -29,10 +36,43 @@ ONEDNN = _onednn_is_faster()
 
 
 class Linear(nn.Linear):
-    """`nn.Linear` with the faster product."""
+    """`nn.Linear` with the faster product, and weights packed at the first call without gradients."""
+
+    _packed: tuple[tuple[int, int, int], Tensor] | None = None  # which weights, and these packed
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or self.training:
+            return product(x, self.weight, self.bias)
+        try:
+            packed = self._pack(x)
+            if packed is not None:
+                found: Tensor = torch.ops.mkldnn._linear_pointwise(x.flatten(0, -2), packed, self.bias, "none", [], "")
+                return found.view(*x.shape[:-1], len(self.weight))
+        except RuntimeError:  # no memory for a second copy, or for the code that oneDNN compiles
+            pass
         return product(x, self.weight, self.bias)
+
+    def _pack(self, x: Tensor) -> Tensor | None:
+        """The packed weights, if the product gains from them; packed anew after any change."""
+        weight, numbers = self.weight, x.numel()
+        if numbers == x.shape[-1] or numbers * len(weight) < _SMALL_PACKED or not _is_suitable(x, weight):
+            return None
+        if weight.is_inference() or weight.numel() > _MOST_PACKED or x.dim() < 2 or not numbers:
+            return None
+        which = id(weight), weight.data_ptr(), weight._version
+        known = self._packed  # another thread may drop it
+        if known is None or known[0] != which:
+            known = self._packed = which, torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _PACKED_ROWS)
+        return known[1]
+
+    def train(self, mode: bool = True) -> Self:
+        """Training changes weights, so that packed ones are dropped."""
+        self._packed = None
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: packed weights are made again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_packed"}
 
 
 def linear(inputs: int, outputs: int, *, parts: int | Sequence[int] = 1, biased: bool = True) -> Linear:

@@ -41,8 +41,13 @@ class SelfPattern:
         """Whether later tokens never change what an earlier query attends to."""
         return True
 
+    @property
+    def window(self) -> int | None:
+        """A query attends to fewer slots back than this; None: to any."""
+        return None
+
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys S -> (B)TS, True for visible keys; None when all are."""
+        """Slots of queries (B)T and keys (B)S -> (B)TS, True for visible keys; None when all are."""
         return None
 
     def first_key(self, slot: int) -> int:
@@ -67,6 +72,8 @@ class SourcePattern:
 class SourceMask(nn.Module):
     """Queries BTD in slots (B)T -> B1TS, True for visible keys of the source (None: all), and a factor on weights."""
 
+    padding_only = False  # whether the mask is that of the source's padding
+
     def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
         return None if source.padding is None else source.padding[:, None, None, :], None
 
@@ -89,7 +96,11 @@ class Full(SelfPattern, SourcePattern):
     """Every key, before and after the query."""
 
     def source_mask(self, width: int) -> SourceMask:
-        return SourceMask()
+        return FullMask()
+
+
+class FullMask(SourceMask):
+    padding_only = True
 
 
 @dataclass(frozen=True)
@@ -100,7 +111,7 @@ class Causal(SelfPattern):
     lower_triangular = True
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        return keys <= queries[..., None]
+        return keys[..., None, :] <= queries[..., None]
 
 
 @dataclass(frozen=True)
@@ -114,8 +125,12 @@ class Window(SelfPattern):
         _require_window(self.length, "model.window", 256)
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        distance = queries[..., None] - keys
+        distance = queries[..., None] - keys[..., None, :]
         return (distance >= 0) & (distance < self.length)
+
+    @property
+    def window(self) -> int | None:
+        return self.length
 
     def first_key(self, slot: int) -> int:
         return max(0, slot - self.length + 1)
@@ -134,7 +149,7 @@ class CentredWindow(SelfPattern):
         _require_window(self.length, "model.window", 256)
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        return (queries[..., None] - keys).abs() < self.length
+        return (queries[..., None] - keys[..., None, :]).abs() < self.length
 
     def chunk_span(self, length: int) -> ChunkSpan | None:
         return ChunkSpan(self.length, 1, 1, round_up(length, (self.length,))) if length > self.length else None
@@ -172,8 +187,12 @@ class ChunkWindow(SelfPattern):
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         if not self.causal:
             return None
-        chunks_back = queries[..., None] // self.length - keys // self.length
-        return (keys <= queries[..., None]) & (chunks_back <= self.before)
+        queries, keys = queries[..., None], keys[..., None, :]
+        return (keys <= queries) & (queries // self.length - keys // self.length <= self.before)
+
+    @property
+    def window(self) -> int | None:
+        return (self.before + 1) * self.length if self.causal else None
 
     def first_key(self, slot: int) -> int:
         return max(0, slot // self.length - self.before) * self.length if self.causal else 0

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.errors import InputError
@@ -22,7 +23,6 @@ from regard.layers.contract import (
     facts_of,
     leaves,
     require_counts,
-    write_memory,
 )
 from regard.layers.convolution import Convolution, MultiStepAttention, ScaledResidual
 from regard.layers.embedding import CharacterCNN, Embed
@@ -135,14 +135,13 @@ class StackLayers(nn.Module):
 
     def recompute(self, x: Tensor, context: Context, memory: Tensor | None) -> tuple[Tensor, Tensor]:
         """As `forward`, where later tokens change earlier outputs: memory is all inputs so far, read again."""
-        slots, fresh = context.slots(x.shape[1], x.device).expand(len(x), -1), memory is None
-        memory = write_memory(memory, x, context, dim=1)
-        inputs = memory[:, : context.total_length(x.shape[1])]
-        if not fresh:
+        slots = context.slots(x.shape[1], x.device).expand(len(x), -1)
+        inputs = x if memory is None else _insert(memory, slots, x)
+        if memory is not None:
             real = torch.arange(inputs.shape[1], device=x.device) <= slots[:, -1:]
             context = replace(context, padding=None if bool(real.all()) else real)
         full = None if context.record is None else Record(context.record.wanted)
-        context = replace(self.embedded(inputs, context), start=0, end=None, remember=False)
+        context = replace(self.embedded(inputs, context), start=0, layout=None, remember=False)
         states, _ = self.layers(inputs, replace(context, record=full), None)
         if full is not None and context.record is not None:
             for name, rows in full.rows.items():
@@ -151,7 +150,7 @@ class StackLayers(nn.Module):
                 context.record.record_buckets(name, _in_slots(slots, buckets[0].transpose(1, 2)).transpose(1, 2))
         states = self.final_norm(_in_slots(slots, states))
         context.add_layer(states)
-        return states, memory
+        return states, inputs
 
 
 def _biased_heads(stack: Stack) -> tuple[int, bool]:
@@ -163,6 +162,12 @@ def _biased_heads(stack: Stack) -> tuple[int, bool]:
             f"{sorted(heads for heads, _ in biased) or 'none'} (model.position). Use another position."
         )
     return biased.pop()
+
+
+def _insert(values: Tensor, slots: Tensor, new: Tensor) -> Tensor:
+    """BSD, BT, BTD -> BSD: the new values in these slots; what is there already stays."""
+    values = F.pad(values, (0, 0, 0, max(0, int(slots.max()) + 1 - values.shape[1])))
+    return values.scatter(1, slots[..., None].expand_as(new), new)
 
 
 def _in_slots(slots: Tensor, values: Tensor) -> Tensor:
@@ -228,6 +233,14 @@ class Model:
         if self.shape != "decoder" or self.embed.max_positions is not None:
             return False
         return all(facts_of(part).constant_memory for part in self.parts)
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens back any layer of the decoder attends to; None: there is no bound."""
+        facts = [facts_of(part) for part in (self.decoder.parts if self.decoder else ())]
+        windows = [one.window for one in facts if one.window is not None or not one.constant_memory]
+        bounded = [window for window in windows if window is not None]
+        return max(bounded, default=0) if len(bounded) == len(windows) else None
 
     def build(self, vocabulary: int, source_vocabulary: int | None = None) -> Network:
         """The module; `source_vocabulary` is the size of the source's own vocabulary, if it has one."""

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from regard.errors import InputError
 from regard.layers.attention import ablate, head_width, merge_heads, split_heads
-from regard.layers.contract import Context, Facts, Memory, Sublayer, require_counts, write_memory
+from regard.layers.cache import fold_beams, write_memory
+from regard.layers.contract import Context, Facts, Memory, Sublayer, require_counts
 from regard.layers.linear import linear
 from regard.layers.lsh.banded import BandedWeights, banded_attention, unit_keys
 from regard.layers.lsh.masks import SELF_PENALTY, Buckets, Chunks, Full, RankWindow
@@ -75,22 +76,23 @@ class LSHAttentionLayer(Sublayer):
         self.out = linear(inner, width, biased=False)
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        rows, x = x.shape, fold_beams(x, context.layout)
         q, v = split_heads(self.query_key(x), self.heads), split_heads(self.value(x), self.heads)
         # Kept for the backward pass: a reversible stack recomputes q with rounding errors, which may change buckets.
         buckets = context.draw(lambda: self.hash(q))
-        if memory is None:
-            memory = (unit_keys(q), v, buckets) if context.remember else None
+        fresh = memory is None
+        if context.remember:
+            memory = write_memory(memory, *(part.transpose(1, 2) for part in (unit_keys(q), v, buckets)))
+        if fresh:
             y, weights = self.attend(q, v, buckets, context.document_ids())
         else:
-            new = unit_keys(q), v, buckets
-            memory = tuple(write_memory(old, part, context, dim=2) for old, part in zip(memory, new))
-            used = tuple(part[:, :, : context.total_length(x.shape[1])] for part in memory)
+            used = tuple(part.transpose(1, 2) for part in memory.used)
             y, weights = self.attend_memory(q, buckets, used, context)
         if context.recording:
             assert context.record is not None
             context.record.record_attention(context.name, weights, y)
             context.record.record_buckets(context.name, buckets)
-        return self.out(merge_heads(ablate(y, context))), memory if context.remember else None
+        return self.out(merge_heads(ablate(y, context)).reshape(*rows[:2], -1)), memory if context.remember else None
 
     @torch.no_grad()
     def hash(self, q: Tensor, rounds: int | None = None) -> Tensor:
@@ -139,21 +141,23 @@ class LSHAttentionLayer(Sublayer):
     ) -> tuple[Tensor, AttentionWeights]:  # fmt: skip
         """Queries BHTK in buckets BHTR; keys, values and buckets of all tokens so far -> BHTV and its weights."""
         assert self.pattern.incremental, "a stack recomputes everything where later tokens change what is attended to"
-        slots, (keys, values, key_buckets) = context.slots(q.shape[2], q.device), memory
+        (keys, values, key_buckets), layout = memory, context.layout
+        slots = torch.arange(keys.shape[2], device=q.device)
+        own = slots[keys.shape[2] - q.shape[2] :]  # the queries' own keys are the last
 
         def visible(queries: slice) -> Tensor:
-            causal = torch.arange(keys.shape[2], device=q.device) <= slots[..., queries, None]
+            causal = slots <= own[queries, None] if layout is None else layout.visible[:, queries]
             return self.pattern.visible(
                 query_buckets[:, :, queries].transpose(2, 3), key_buckets.transpose(2, 3), causal
             )
 
-        weights = SharedQKWeights(values, self.out.weight, q, keys, slots, visible)
+        weights = SharedQKWeights(values, self.out.weight, q, keys, own, visible)
         return weights.output(query_buckets.shape[-1]), weights
 
 
 @dataclass(frozen=True)
 class SharedQKWeights(AttentionWeights):
-    """The weights of shared-QK attention without bands: queries BHTK in slots (B)T, keys BHSK."""
+    """The weights of shared-QK attention without bands: queries BHTK in slots T, keys BHSK."""
 
     query: Tensor
     key: Tensor
@@ -167,10 +171,10 @@ class SharedQKWeights(AttentionWeights):
     def mask(self, queries: slice) -> Tensor:
         """-> tS or (1|B)(1|H)tS: the additive mask of a slice of queries."""
         visible = self.visible(queries)
-        own = torch.arange(self.keys, device=self.key.device) == self.slots[..., queries, None]
+        own = torch.arange(self.keys, device=self.key.device) == self.slots[queries, None]
         mask = torch.zeros(visible.shape, dtype=self.query.dtype, device=self.query.device)
         mask = mask.masked_fill_(~visible, -torch.inf)
-        return mask.masked_fill(own if own.dim() == 2 else own[:, None], SELF_PENALTY)
+        return mask.masked_fill(own, SELF_PENALTY)
 
     def output(self, rounds: int = 1) -> Tensor:
         """-> BHTV: the attention output, slice by slice; masks are as large as `rounds` matrices of scores."""
