@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
 
+from regard.data.documents import Kind as DocumentKind
+from regard.data.sentences import split_sentences, split_to_fit
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner, Head, Links, choose_heads, cross_attention_heads
 from regard.decode.alternatives import Alternative, WordConfidence, alternatives, text_confidences
 from regard.decode.classify import Prediction, Text, classify
+from regard.decode.confidence import Calibration, Confidence, calibrate, confidences, read_calibration
+from regard.decode.document import (
+    Journal,
+    TranslatedDocument,
+    digest_of,
+    open_document,
+    open_journal,
+    translate_segments,
+)
 from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import FilledText, fill_masks, fill_spans
-from regard.decode.generate import QUIET, GeneratedText, Progress, continue_prompts, translate
-from regard.decode.inputs import capabilities, require_capability
+from regard.decode.generate import (
+    QUIET,
+    GeneratedText,
+    Progress,
+    continue_prompts,
+    translate,
+    translation_requests,
+)
+from regard.decode.inputs import add_special_tokens, capabilities, require_capability
 from regard.decode.options import Options, default_options
 from regard.decode.score import TextScore, score_masked, score_pairs, score_texts
+from regard.decode.tags import Weigh
 from regard.engines.folder import Engine, find_converted
 from regard.engines.translator import Translator
 from regard.errors import DamagedFile, InputError, Note
@@ -33,7 +53,7 @@ from regard.show.lsh import LSHRecall, lsh_recall
 from regard.show.payload import side_by_side as side_by_side
 from regard.show.trace import AttentionTrace, trace
 from regard.store.checkpoint import checkpoint_at, checkpoints_folder, saved_steps
-from regard.store.files import disk_errors
+from regard.store.files import disk_errors, sha256, write_output
 from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
 from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded, load_parameters
 
@@ -51,6 +71,7 @@ def load(
     if step is not None:
         load_parameters(loaded.network, checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model"))
     model = LoadedModel(loaded)
+    model.calibration = read_calibration(Path(folder)) if step is None else None
     found = find_converted(Path(folder), engine) if step is None and model.device.type == "cpu" else None
     if found is not None:
         model.engine = Translator(found, lambda: LoadedModel(loaded), defaults_from=Path(folder))
@@ -102,6 +123,7 @@ class LoadedModel:
         self.config: dict[str, Any] = loaded.config
         self.generation_config: dict[str, Any] = loaded.generation_config
         self.engine: Translator | None = None  # that translates what it can in place of the network
+        self.calibration: Calibration | None = None  # of the confidences in its translations
         self._noted = False  # that a text is longer than those of the training
 
     @property
@@ -190,6 +212,70 @@ class LoadedModel:
                 replace_unknown=replace_unknown, progress=advance,
             )  # fmt: skip
 
+    def translate_document(
+        self,
+        document: str | Path,
+        out: str | Path | None = None,
+        *,
+        kind: DocumentKind | None = None,
+        language: str | None = None,
+        split: bool = True,
+        options: Options | None = None,
+        progress: Progress | None = None,
+    ) -> TranslatedDocument:
+        """Translate a file, or a text of this `kind`, sentence by sentence; markup and code stay as they are.
+
+        `out` is written when all is done, and a translation that was killed on the way is resumed. `language` is the
+        source's, whose rules say where a sentence ends; without `split` a paragraph is translated as a whole, if it is
+        not longer than the texts of the training.
+        """
+        self._require("translate")
+        opened = open_document(document, kind)
+        options = options or self.defaults()
+        pieces = self.splitter(language, sentences=split)
+        key = [self.fingerprint(), asdict(options), language, split, opened.digest]
+        journal = nullcontext(Journal()) if out is None else open_journal(Path(out), digest_of(key))
+        with journal as finished, _shown(progress, opened.sentences(pieces), "translating") as advance:
+            found = translate_segments(
+                opened.segments, partial(self._lines, options), self.unit_weights(), split=pieces, journal=finished,
+                progress=advance,
+            )  # fmt: skip
+            translated = TranslatedDocument(opened.render(found.segments), found.sentences, found.marked)
+            if out is not None:
+                write_output(Path(out), translated.content)
+        return translated
+
+    def _lines(self, options: Options, texts: list[str]) -> list[str]:
+        """The best translations, each as one line."""
+        found = self.translations(texts, options, progress=QUIET)
+        return [hypotheses[0].text.replace("\n", " ") for hypotheses in found]
+
+    def splitter(self, language: str | None = None, *, sentences: bool = True) -> Callable[[str], list[str]]:
+        """A function that cuts a text into sentences, and these at clauses, if they are longer than those learnt."""
+        most: int | None = self.config.get(TRAINED_LENGTH) or self.network.max_positions
+
+        def count(text: str) -> int:
+            return len(add_special_tokens(self.network, self.tokenizer, self.tokenizer.encode(text)))
+
+        def split(text: str) -> list[str]:
+            if most is not None and count(text) > most:
+                return split_to_fit(text, count, most, language)
+            return split_sentences(text, language) if sentences else [text]
+
+        return split
+
+    def fingerprint(self) -> str:
+        """A digest of the model: of its description, tokenizers, defaults and parameters."""
+        parts = [repr(self.description), *(one.to_json() for one in self.tokenizers), repr(self.generation_config)]
+        weights = (tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in self.network.parameters())
+        return sha256(*(part.encode() for part in parts), *weights)
+
+    def unit_weights(self) -> Weigh | None:
+        """The attention by which inline tags are placed; None, with a note, for a model without cross-attention."""
+        if cross_attention_heads(self.network):
+            return self.aligner.unit_weights
+        return None
+
     @property
     def aligner(self) -> Aligner:
         """Word aligner by the alignment heads of generation_config.json, or by all cross-attention heads."""
@@ -268,6 +354,32 @@ class LoadedModel:
         """
         self._require_decoder("confidences")
         return text_confidences(self.network, self.tokenizers, text, translation)
+
+    def translation_confidences(
+        self,
+        texts: Sequence[str],
+        translations: Sequence[GeneratedText],
+        *,
+        prefixes: Sequence[str] | None = None,
+        calibrated: bool = True,
+    ) -> list[Confidence]:
+        """The confidence in each translation and in its words: calibrated (calibration.json), or raw probabilities."""
+        self._require("translate")
+        requests = translation_requests(
+            self.network, self.tokenizers, texts, self.defaults(), prefixes=prefixes,
+            trained_length=self.config.get(TRAINED_LENGTH),
+        )  # fmt: skip
+        calibration = self.calibration if calibrated else None
+        return confidences(self.network, self.target_tokenizer, requests, translations, calibration)
+
+    def calibrate(self, sources: Sequence[str], references: Sequence[str], *, progress: Progress | None = None) -> None:
+        """Calibrate the confidences by pairs that were not trained on; sets `calibration`."""
+        _require_pairs("calibrate", sources, references)
+        noted, self._noted = self._noted, True  # that a validation text is long says nothing to the caller
+        best = [hypotheses[0] for hypotheses in self.translations(sources, progress=progress)]
+        self._noted = noted
+        raw = self.translation_confidences(sources, best, calibrated=False)
+        self.calibration = calibrate(raw, [one.text for one in best], references)
 
     def alternatives(
         self, text: str, translation: str, at: int, count: int = 5, *, options: Options | None = None

@@ -1,4 +1,4 @@
-"""Metrics: BLEU, chrF, exact match, perplexity, bits per byte, accuracy, F1 and correlations."""
+"""Metrics: BLEU, chrF, TER, exact match, calibration, perplexity, bits per byte, accuracy, F1 and correlations."""
 
 from __future__ import annotations
 
@@ -13,24 +13,56 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Quality:
-    """Translations against references; BLEU and chrF by sacreBLEU, each with its signature."""
+    """Translations against references; BLEU, chrF and TER by sacreBLEU, each with its signature."""
 
     bleu: float
     chrf: float
-    exact: float  # per cent of lines equal to their reference
+    exact: float  # per cent of lines equal to one of their references
     lines: int
     bleu_signature: str
     chrf_signature: str
+    ter: float | None = None  # translation edit rate (Snover 2006), in per cent; lower is better
+    ter_signature: str = ""
 
 
-def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
-    """BLEU, chrF and exact match of all lines together."""
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
+@dataclass(frozen=True)
+class Scoring:
+    """How sacreBLEU compares: the tokenization of BLEU (None: 13a), letters in small ones, TER too."""
 
-    bleu, chrf = BLEU(), CHRF()
-    lines, wrapped = list(hypotheses), [list(references)]
-    exact = sum(one == other for one, other in zip(hypotheses, references))
+    tokenize: str | None = None
+    lowercase: bool = False
+    ter: bool = False
+
+    def bleu(self, references: Sequence[Sequence[str]] | None = None) -> Any:
+        """The metric BLEU."""
+        from sacrebleu.metrics.bleu import BLEU
+
+        return BLEU(tokenize=self.tokenize, lowercase=self.lowercase, references=_wrapped(references))
+
+    def chrf(self, references: Sequence[Sequence[str]] | None = None) -> Any:
+        """The metric chrF."""
+        from sacrebleu.metrics.chrf import CHRF
+
+        return CHRF(lowercase=self.lowercase, references=_wrapped(references))
+
+
+def _wrapped(references: Sequence[Sequence[str]] | None) -> list[list[str]] | None:
+    return None if references is None else [list(one) for one in references]
+
+
+def quality(
+    hypotheses: Sequence[str], *references: Sequence[str], scoring: Scoring | None = None
+) -> Quality:  # fmt: skip
+    """BLEU, chrF and exact match of all lines together, against one or more references per line."""
+    scoring = scoring or Scoring()
+    bleu, chrf, lines = scoring.bleu(), scoring.chrf(), list(hypotheses)
+    wrapped = [list(one) for one in references]
+    exact = sum(one in others for one, others in zip(hypotheses, zip(*references)))
+    ter: Any = None
+    if scoring.ter:
+        from sacrebleu.metrics.ter import TER
+
+        ter = TER(case_sensitive=not scoring.lowercase)
     return Quality(
         bleu=bleu.corpus_score(lines, wrapped).score,
         chrf=chrf.corpus_score(lines, wrapped).score,
@@ -38,7 +70,31 @@ def quality(hypotheses: Sequence[str], references: Sequence[str]) -> Quality:
         lines=len(lines),
         bleu_signature=str(bleu.get_signature()),
         chrf_signature=str(chrf.get_signature()),
+        ter=None if ter is None else ter.corpus_score(lines, wrapped).score,
+        ter_signature="" if ter is None else str(ter.get_signature()),
     )
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """The expected calibration error (Naeini 2015), and the reliability curve: confidence, share right, number."""
+
+    error: float
+    count: int
+    curve: tuple[tuple[float, float, int], ...]
+
+
+def reliability(probabilities: NDArray[np.float64], right: NDArray[np.float64], bins: int = 10) -> Reliability:
+    """How far confidences are from the share that is right, in bins of equal width."""
+    numbers = np.minimum((probabilities * bins).astype(int), bins - 1)
+    curve, error = [], 0.0
+    for number in range(bins):
+        inside = numbers == number
+        if inside.any():
+            confidence, share = float(probabilities[inside].mean()), float(right[inside].mean())
+            curve.append((confidence, share, int(inside.sum())))
+            error += abs(confidence - share) * float(inside.mean())
+    return Reliability(error, len(probabilities), tuple(curve))
 
 
 def perplexity(loss: float) -> float:

@@ -21,8 +21,8 @@ import pytest
 
 from regard.cli.serve import named_folders
 from regard.errors import InputError
-from regard.serve.models import folder_languages
 from regard.serve.settings import parse_languages
+from regard.store.languages import folder_languages
 from tests.training.runs import ENVIRONMENT, regard
 
 WAIT = 60.0

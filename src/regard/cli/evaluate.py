@@ -6,7 +6,7 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -46,16 +46,24 @@ Fields = Annotated[
 ]
 
 if TYPE_CHECKING:
+    from regard.api import LoadedModel
     from regard.config.recipe import Text
     from regard.data.read.corpus import Corpus
     from regard.evaluation.compare import Comparison
     from regard.evaluation.evaluate import Evaluation, LabelEvaluation
+    from regard.metrics import Scoring
 
 
 def evaluate(
     model: ModelFolder,
     source: Annotated[Path | None, typer.Option(help="Lines to translate or to classify.")] = None,
-    reference: Annotated[Path | None, typer.Option(help="The reference translations, labels, numbers or tags.")] = None,
+    reference: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The reference translations, labels, numbers or tags. Can be repeated: several translations per line.",
+            show_default=False,
+        ),
+    ] = None,
     text: TextFiles = None,
     documents: DocumentsOption = None,
     fields: Fields = None,
@@ -73,6 +81,32 @@ def evaluate(
         int | None,
         typer.Option(help="Tokens by which the sliding window moves.", min=1, show_default="half of the window"),
     ] = None,
+    tokenize: Annotated[
+        str | None,
+        typer.Option(help="Tokenization of BLEU in sacreBLEU: 13a, intl, char, zh, none, ...", show_default="13a"),
+    ] = None,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Compare in small letters.")] = False,
+    ter: Annotated[bool, typer.Option("--ter", help="Print the translation edit rate too.")] = False,
+    comet: Annotated[Path | None, typer.Option(help="A COMET model on disk, to score with.")] = None,
+    alignments: Annotated[
+        Path | None,
+        typer.Option(help="Gold alignments, NAACL or Moses: print the alignment error rate of the attention."),
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        typer.Option(
+            help="Print what share of the lines with this confidence or more is right.",
+            min=0,
+            max=1,
+            show_default="0.9, if calibrated",
+        ),
+    ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="Calibrate the confidence by these pairs, or the recipe's validation text, and save it."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write quality by source length as a PNG.")] = None,
     report: Annotated[Path | None, typer.Option(help="Write an HTML report with curves and alignments.")] = None,
@@ -96,18 +130,42 @@ def evaluate(
         require_output(option, path)
     if source is None:
         refuse_unused("says how --source is read. Give --source, or leave it out.", pairs=pairs)
-    corpus = _corpus("evaluate", model, source, reference, (text, documents, fields), parts)
+    first, others = (reference[0], reference[1:]) if reference else (None, [])
+    split: Literal["valid", "test"] = "valid" if calibrate else "test"
+    corpus = _corpus("evaluate", model, source, first, (text, documents, fields), parts, split)
     if source is not None and (pairs or trained_on_pairs(model, parts)):
         corpus = replace(corpus, paired_sources=True)
     loaded = load_model(model, device, threads, parts)
     if corpus.targets is None or loaded.description.readout.outputs != "tokens":
-        refuse_unused("is for translations, and nothing is translated here. Leave it out.", beam=beam, plot=plot)
+        refuse_unused("is for translations, and nothing is translated here. Leave it out.", beam=beam, plot=plot,
+                      tokenize=tokenize, lowercase=lowercase, ter=ter, comet=comet, alignments=alignments,
+                      confidence=confidence, calibrate=calibrate, reference=others or None)  # fmt: skip
     if loaded.description.readout.outputs != "tokens":
         refuse_unused("is for models that write text. Leave it out.", report=report, window=window, stride=stride)
+    if alignments is not None:
+        refuse_unused("is for translations, and --alignments aligns given pairs. Leave it out.", beam=beam, plot=plot,
+                      report=report, tokenize=tokenize, lowercase=lowercase, ter=ter, comet=comet,
+                      confidence=confidence, calibrate=calibrate, reference=others or None)  # fmt: skip
+        _print_alignments(loaded, corpus, alignments, as_json)
+        return
+    if calibrate:
+        refuse_unused("is for an evaluation, and --calibrate makes none. Leave it out.", beam=beam, plot=plot,
+                      report=report, tokenize=tokenize, lowercase=lowercase, ter=ter, comet=comet,
+                      confidence=confidence, reference=others or None)  # fmt: skip
+        _calibrate(loaded, corpus, model, as_json)
+        return
+    scored = _scoring(tokenize, lowercase, ter)
     options = loaded.defaults()
     options = options if beam is None else replace(options, beam=beam)
     with progress(len(corpus), "evaluating", least=1) as advance:
-        found = evaluate_model(loaded, corpus, options, window=window, stride=stride, progress=advance)
+        found = evaluate_model(
+            loaded, corpus, options, window=window, stride=stride, references=_more_references(others, corpus),
+            scoring=scored, threshold=confidence, progress=advance,
+        )  # fmt: skip
+    if comet is not None and isinstance(found, Evaluation):
+        from regard.evaluation.comet import comet_score
+
+        found = replace(found, comet=comet_score(comet, found.sources, found.hypotheses, found.references))
     _print(found, as_json)
     if isinstance(found, Evaluation) and found.warning:
         typer.echo(found.warning, err=True)
@@ -127,6 +185,60 @@ def evaluate(
         note = f"regard {' '.join(sys.argv[1:])}, with {torch.get_num_threads()} threads on {loaded.device}."
         write_report(report, title=model.name, evaluation=found, metrics=metrics, traces=traces, note=note)
         typer.echo(f"The report is in {report}.", err=True)
+
+
+def _scoring(tokenize: str | None, lowercase: bool, ter: bool) -> Scoring:
+    """How translations are compared; a tokenization that sacreBLEU does not know is refused."""
+    from sacrebleu.metrics.bleu import BLEU
+
+    from regard.metrics import Scoring
+
+    if tokenize is not None and tokenize not in BLEU.TOKENIZERS:
+        raise InputError(f'"{tokenize}" is not known (--tokenize). {suggest(tokenize, [*BLEU.TOKENIZERS])}')
+    scoring = Scoring(tokenize, lowercase, ter)
+    try:
+        scoring.bleu()
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"{str(error).strip().splitlines()[0]} (--tokenize {tokenize}).") from error
+    return scoring
+
+
+def _more_references(paths: list[Path], corpus: Corpus) -> list[list[str]]:
+    """The second and later references, as many lines each as the first."""
+    from regard.data.read.corpus import read_lines
+
+    found = []
+    for path in paths:
+        lines = list(read_lines(path))
+        if len(lines) != len(corpus):
+            raise InputError(f"{path} has {len(lines):,} lines, the first reference {len(corpus):,} (--reference). "
+                             "Give one line per source.")  # fmt: skip
+        found.append(lines)
+    return found
+
+
+def _print_alignments(loaded: LoadedModel, corpus: Corpus, path: Path, as_json: bool) -> None:
+    """Print the alignment error rate of the model's attention on given pairs."""
+    from regard.evaluation.alignments import evaluate_alignments, read_gold
+
+    assert corpus.targets is not None
+    gold = read_gold(path, corpus.sources, corpus.targets)
+    found = evaluate_alignments(loaded, corpus.sources, corpus.targets, gold)
+    typer.echo(json.dumps(found.to_json(), indent=2) if as_json else found.text())
+
+
+def _calibrate(loaded: LoadedModel, corpus: Corpus, model: Path, as_json: bool) -> None:
+    """Calibrate the confidence of a model by pairs, and write it to its folder."""
+    from dataclasses import asdict
+
+    from regard.decode.confidence import write_calibration
+
+    assert corpus.targets is not None
+    with progress(len(corpus), "calibrating", least=1) as advance:
+        loaded.calibrate(corpus.sources, corpus.targets, progress=advance)
+    assert loaded.calibration is not None
+    write_calibration(model, loaded.calibration)
+    typer.echo(json.dumps(asdict(loaded.calibration), indent=2) if as_json else loaded.calibration.text())
 
 
 def compare(
@@ -242,6 +354,7 @@ def _corpus(
     reference: Path | None,
     texts: tuple[list[str] | None, str | None, str | None],
     parts: list[Path] | None,
+    split: Literal["valid", "test"] = "test",
 ) -> Corpus:
     """The files that the user named, or the test text of the model's own recipe; `texts`, with documents and fields."""
     from regard.config.recipe import Text, read_recipe
@@ -265,13 +378,14 @@ def _corpus(
         raise InputError(f"--documents and --fields say how --text is read (regard {verb}). Give --text.")
     if settings is None:
         raise InputError(f"{model} has no recipe.toml. Give --source F --reference F, or --text F.")
-    corpus = settings.read("test")
-    if corpus is None and isinstance(settings.valid, float):
+    corpus = settings.read(split)
+    if corpus is None and split == "test" and isinstance(settings.valid, float):
         share = f"{100 * settings.valid:g}% of the text"
         typer.echo(f"No test text: these are the {share} that were held out, and chose the best weights.", err=True)
         corpus = settings.read("valid")
     if corpus is None:
-        raise InputError(f"{recipe} names no test text. Give --source F --reference F, or --text F.")
+        what = "test" if split == "test" else "validation"
+        raise InputError(f"{recipe} names no {what} text. Give --source F --reference F, or --text F.")
     return corpus
 
 

@@ -206,10 +206,11 @@ def _serve(
 ) -> None:  # fmt: skip
     """Serve the models with one view until Ctrl-C; of several checkpoints the last is the model."""
     from regard.serve.app import create_app
-    from regard.serve.models import ServedModel, folder_languages
+    from regard.serve.models import ServedModel
     from regard.serve.pool import WorkerPool
     from regard.serve.protocol import bind, run_server
     from regard.serve.settings import Settings
+    from regard.store.languages import folder_languages
 
     if port:
         bind("127.0.0.1", port).close()  # said before the text is traced

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -40,7 +40,9 @@ from regard.errors import InputError
 from regard.progress import Progress
 
 if TYPE_CHECKING:
+    from regard.api import LoadedModel
     from regard.decode.classify import Prediction
+    from regard.decode.confidence import Confidence
     from regard.decode.fill import FilledText
     from regard.decode.generate import GeneratedText
     from regard.decode.options import Options
@@ -89,12 +91,26 @@ def translate(
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Print the word alignment, as 'text ||| 0-0 1-2'.")
     ] = False,
+    confidence: Annotated[
+        bool, typer.Option("--confidence", help="Print the confidence in the translation, as 'text ||| 0.97'.")
+    ] = False,
     replace_unknown: Annotated[
         bool, typer.Option("--replace-unknown", help="Replace unknown tokens by the aligned source words.")
     ] = False,
     temperature: Annotated[float, typer.Option(help="Above 0: sample instead of searching.")] = 0.0,
     top_p: TopP = None,
     seed: Seed = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Translate this document: .txt, .md, .html, .srt, .vtt or .docx.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the document to this file.", show_default="standard output")
+    ] = None,
+    language: Annotated[
+        str | None,
+        typer.Option(help="Source language of --file, as de: where its sentences end.", show_default="the recipe's"),
+    ] = None,
     as_json: Json = False,
     parts: Parts = None,
     engine: EngineOption = "auto",
@@ -111,7 +127,19 @@ def translate(
         refuse_unused(_SEARCHES, beam=beam)
     else:
         refuse_unused(_SAMPLES, top_p=top_p, seed=seed)
-    loaded = load_translator(model, device, threads, parts, engine)
+    if file is None:
+        refuse_unused("is for a document. Name one with --file, or leave it out.", out=out, language=language)
+    else:
+        refuse_unused("is for lines, and --file names a document. Leave it out.", n_best=n_best if n_best > 1 else None,
+                      prefix=prefix, alignment=alignment, replace_unknown=replace_unknown, json=as_json,
+                      confidence=confidence)  # fmt: skip
+    if n_best > 1 or temperature > 0:
+        refuse_unused("is for the best translation of a search. Leave it out, or leave out --n-best and --temperature.",
+                      confidence=confidence)  # fmt: skip
+    if file is not None or confidence:
+        from regard.cli.document import load_for_documents, note_raw, sure, translate_file
+    load = load_for_documents if file is not None or confidence else load_translator
+    loaded = load(model, device, threads, parts, engine)
     defaults = loaded.defaults()
     given: Row = {
         "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens, "top_p": top_p,
@@ -124,7 +152,13 @@ def translate(
     )  # fmt: skip
     if (n_best if temperature > 0 else options.beam) == 1 and not as_json:  # JSON has the score
         refuse_unused(_RANKS, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
+    if file is not None:
+        translate_file(cast("LoadedModel", loaded), model, file, out, language=language, options=options)
+        return
     translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
+    if confidence:
+        note_raw(cast("LoadedModel", loaded))
+        translations = partial(sure, cast("LoadedModel", loaded), translations)
     if sys.stdin.isatty() and not as_json:
         _interactive(translations, options, prefix)
         return
@@ -153,17 +187,26 @@ def _written(row: Row | None, number: int, answers: list[GeneratedText], n_best:
 def _facts(answer: GeneratedText) -> Row:
     """A translation for JSON."""
     links = {} if answer.alignment is None else {"alignment": answer.alignment}
-    return {"translation": answer.text, "score": answer.score, **links}
+    return {"translation": answer.text, "score": answer.score, **links, **_confidence(answer)}
+
+
+def _confidence(answer: GeneratedText) -> Row:
+    """The confidence in a translation and in its words, if it was asked for."""
+    found: Confidence | None = getattr(answer, "confidence", None)
+    if found is None:
+        return {}
+    words = [{"word": one.word, "confidence": one.probability} for one in found.words]
+    return {"confidence": found.sentence, "calibrated": found.calibrated, "words": words}
 
 
 def _text(answer: GeneratedText) -> str:
     """A translation as one line; the alignment, if any, follows the text."""
-    text = _one_line(answer.text)
-    if answer.alignment is None:
-        return text
-    from regard.decode.alignment import write_moses
+    text, found = _one_line(answer.text), _confidence(answer)
+    if answer.alignment is not None:
+        from regard.decode.alignment import write_moses
 
-    return f"{text} ||| {write_moses(answer.alignment)}"
+        text = f"{text} ||| {write_moses(answer.alignment)}"
+    return f"{text} ||| {found['confidence']:.4f}" if found else text
 
 
 def _interactive(translations: Callable[..., list[list[GeneratedText]]], options: Options, prefix: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from regard.api import LoadedModel
@@ -13,9 +13,11 @@ from regard.config.recipe import Recipe, read_recipe
 from regard.config.setup import prepare
 from regard.data.read.corpus import Corpus
 from regard.decode.alignment import cross_attention_heads
+from regard.decode.confidence import write_calibration
 from regard.errors import InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network
+from regard.progress import QUIET
 from regard.schema import require_parts
 from regard.store.checkpoint import Checkpoint, checkpoints_folder, newest_step
 from regard.store.folder import read_folder, write_generation_config
@@ -25,6 +27,7 @@ from regard.training.log import Quiet, Watcher, watcher
 from regard.training.loop import Run
 
 _ALIGNED = 200  # validation pairs by which alignment heads are chosen
+_CALIBRATED = 400  # validation pairs by which confidences are calibrated
 
 
 def train(
@@ -87,11 +90,16 @@ def _recipe_of(
 
 
 def trained_model(folder: Path, valid: Corpus | None, device: str, parts: Sequence[type]) -> LoadedModel:
-    """Load the trained model; with validation pairs, write the heads that align best to generation_config.json."""
+    """Load the trained model; with validation pairs, choose the heads that align best, and calibrate its confidence."""
     model = LoadedModel(read_folder(folder, choose_device(device), parts=parts))
     if valid is not None and valid.targets is not None and cross_attention_heads(model.network):
         model.choose_alignment_heads(valid.sources[:_ALIGNED], valid.targets[:_ALIGNED])
         write_generation_config(folder, model.generation_config)
+    if valid is not None and valid.targets is not None and model.description.readout.outputs == "tokens":
+        with suppress(InputError):  # too few words to calibrate with, or a text that the model cannot read
+            model.calibrate(valid.sources[:_CALIBRATED], valid.targets[:_CALIBRATED], progress=QUIET)
+            assert model.calibration is not None
+            write_calibration(folder, model.calibration)
     return model
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.encode import Template
-from regard.data.tokenize.tokenizer import EncodedText, Tokenizer, word_ids, word_offsets
+from regard.data.tokenize.tokenizer import EncodedText, Offsets, Tokenizer, text_units, word_ids, word_offsets
 from regard.decode.generate import QUIET, GeneratedText, Progress, Request, batch_requests, cut_at_stop, encode_sources
 from regard.decode.inputs import Tokens, check_length, pad, text_template
 from regard.errors import InputError
@@ -100,6 +101,17 @@ def _sum_groups(rows: Tensor, groups: Sequence[int]) -> Tensor:
     return rows.new_zeros(max(groups, default=-1) + 1, rows.shape[1]).index_add_(0, numbers[kept], rows[kept])
 
 
+def _units_by_tokens(units: Sequence[Offsets], offsets: Sequence[Offsets]) -> Tensor:
+    """Units x tokens: 1 where a token and a unit overlap."""
+    overlaps, ends = torch.zeros(len(units), len(offsets)), [end for _, end in units]
+    for token, (start, end) in enumerate(offsets):
+        unit = bisect_right(ends, start)
+        while unit < len(units) and units[unit][0] < end:
+            overlaps[unit, token] = 1
+            unit += 1
+    return overlaps
+
+
 def write_moses(links: Sequence[tuple[int, int]]) -> str:
     """Links in the format of Moses (Pharaoh format): 0-0 1-2."""
     return " ".join(f"{source}-{target}" for source, target in links)
@@ -132,6 +144,27 @@ class Aligner:
             words = word_ids(targets[index], target.offsets), word_ids(sources[index], source.offsets)
             found[index] = extract_links(weights, *words)
             progress(1)
+        return found
+
+    def unit_weights(self, sources: Sequence[str], targets: Sequence[str]) -> list[Tensor | None]:
+        """The attention of each pair, target units by source units (`text_units`); None if the model cannot read it."""
+        encoded = [tuple(map(Tokenizer.encode_with_offsets, self.tokenizers, pair)) for pair in zip(sources, targets)]
+        most = self.network.max_positions
+        fit = [
+            index
+            for index, (source, target) in enumerate(encoded)
+            if source.ids and target.ids and (most is None or max(len(source.ids) + 1, len(target.ids)) <= most)
+        ]
+        found: list[Tensor | None] = [None] * len(encoded)
+        readable = [encoded[index] for index in fit]
+        for number, weights in self.weights([pair[0] for pair in readable], [pair[1].ids for pair in readable]):
+            index = fit[number]
+            source, target = encoded[index]
+            rows = _units_by_tokens(text_units(targets[index]), target.offsets)
+            columns = _units_by_tokens(text_units(sources[index]), source.offsets)
+            # Of a source token each of its units gets a share; a target unit has the mean of its tokens.
+            columns = columns / columns.sum(dim=0, keepdim=True).clamp_min(1)
+            found[index] = rows @ weights @ columns.T / rows.sum(dim=1, keepdim=True).clamp_min(1)
         return found
 
     def annotate(

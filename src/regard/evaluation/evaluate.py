@@ -23,13 +23,25 @@ from regard.data.tasks.translation import Translation
 from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.encode import encode_texts
 from regard.decode.classify import NO_TAG, LabelPrediction, NumberPrediction, Prediction, TagPrediction, label_names
+from regard.decode.confidence import right_words
+from regard.decode.generate import GeneratedText
 from regard.decode.inputs import capabilities
 from regard.decode.options import Options
 from regard.errors import InputError, suggest
 from regard.evaluation.charts import ACCENT, QUIET, Line, draw, panel
 from regard.evaluation.significance import Row, by_group, by_length, counted, is_numbered, metrics
 from regard.evaluation.sliding_window import read_documents, reading_mode
-from regard.metrics import Quality, agreement, bits_per_byte, correlation, perplexity, quality
+from regard.metrics import (
+    Quality,
+    Reliability,
+    Scoring,
+    agreement,
+    bits_per_byte,
+    correlation,
+    perplexity,
+    quality,
+    reliability,
+)
 from regard.progress import Progress
 from regard.training.validate import predict, unknown_text
 
@@ -174,7 +186,33 @@ _UNBOUNDED = 1 << 30
 _CHUNK = 128  # tokens per sample of an encoder
 _ROWS_SHOWN = 12
 _LOSS_SHARE = 0.1  # of the time that a translator takes; the rest is the search
+_THRESHOLD = 0.9  # of the confidence in a line
 _MANY_UNKNOWN = 0.01  # of all characters
+
+
+@dataclass(frozen=True)
+class ConfidenceQuality:
+    """How far the confidences in words and sentences can be relied on, and the lines at or above a threshold."""
+
+    calibrated: bool
+    words: Reliability
+    sentences: Reliability
+    threshold: float
+    lines: int
+    right: int  # of these lines, how many are equal to their reference
+    all_lines: int
+
+    def text(self) -> list[str]:
+        """All numbers for a terminal."""
+        kind = "calibrated" if self.calibrated else "raw"
+        curve = "  ".join(f"{mean:.2f}:{share:.2f}" for mean, share, _ in self.words.curve)
+        shown = f", {100 * self.right / self.lines:.1f} % of them right" if self.lines else ""
+        return [
+            f"confidence  {kind}, calibration error {self.words.error:.4f} for {self.words.count:,} words, "
+            f"{self.sentences.error:.4f} for {self.sentences.count:,} sentences",
+            f"        words, confidence:share right  {curve}",
+            f"        {self.lines:,} of {self.all_lines:,} lines have {self.threshold:g} or more{shown}",
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +227,8 @@ class Evaluation:
     unknown: float = 0.0  # the share of characters outside the vocabulary
     seconds: float = 0.0
     quality: Quality | None = None
+    confidence: ConfidenceQuality | None = None
+    comet: float | None = None
     by_length: tuple[Row, ...] = ()  # the source's length in tokens
     groups: dict[str, tuple[Row, ...]] = field(default_factory=dict)
     sources: tuple[str, ...] = field(default=(), repr=False)
@@ -221,6 +261,9 @@ class Evaluation:
                 f"BLEU    {found.bleu:.2f}   {found.bleu_signature}",
                 f"chrF    {found.chrf:.2f}   {found.chrf_signature}",
             ]
+            lines += [] if found.ter is None else [f"TER     {found.ter:.2f}   {found.ter_signature}"]
+            lines += [] if self.comet is None else [f"COMET   {100 * self.comet:.2f}"]
+        lines += [] if self.confidence is None else self.confidence.text()
         loss = f"{self.loss:.4f} nats per token ({self.tokens:,} tokens), perplexity {self.perplexity:.3f}"
         bits = "" if self.bits_per_byte is None else f", {self.bits_per_byte:.4f} bits per byte"
         unknown = f", {percent(self.unknown)} of the characters unknown" if self.unknown else ""
@@ -239,9 +282,15 @@ def evaluate(
     *,
     window: int | None = None,
     stride: int | None = None,
+    references: Sequence[Sequence[str]] = (),
+    scoring: Scoring | None = None,
+    threshold: float | None = None,
     progress: Progress = lambda done: None,
 ) -> Evaluation | LabelEvaluation:
     """Evaluate a model on a corpus; `progress` counts texts.
+
+    `references` are more references per line, `scoring` says how they are compared. The confidence in translations is
+    evaluated if the model is calibrated, or a `threshold` is given.
 
     Scores translations, predicted labels, or the loss of the text. A language model reads it through a sliding `window`
     of tokens that moves by `stride`; a model with constant memory reads it in one pass.
@@ -256,7 +305,11 @@ def evaluate(
         task = Translation(model.network.max_positions or _UNBOUNDED)
         evaluation = _measured(model, corpus, task, lambda done: progress(_LOSS_SHARE * done))
         answers = model.translations(corpus.sources, options, progress=lambda done: progress((1 - _LOSS_SHARE) * done))
-        evaluation = _with_quality(evaluation, model, corpus, tuple(found[0].text for found in answers))
+        best, every = [found[0] for found in answers], [corpus.targets, *references]
+        evaluation = _with_quality(evaluation, model, corpus, tuple(one.text for one in best), every, scoring)
+        if model.calibration is not None or threshold is not None:
+            measured = confidence_quality(model, corpus.sources, best, corpus.targets, threshold or _THRESHOLD)
+            evaluation = replace(evaluation, confidence=measured)
     elif model.network.shape == "decoder":
         samples = LanguageModel().samples(corpus, (model.tokenizer, None))
         losses, tokens = read_documents(model, samples.stream, reading_mode(model, window, stride), progress=progress)
@@ -266,14 +319,39 @@ def evaluate(
     return replace(evaluation, seconds=time.perf_counter() - start)
 
 
-def length_rows(lengths: Sequence[int], hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Row, ...]:
+def confidence_quality(
+    model: LoadedModel,
+    sources: Sequence[str],
+    translations: Sequence[GeneratedText],
+    references: Sequence[str],
+    threshold: float,
+) -> ConfidenceQuality:
+    """Compare the confidence in translations with what is right."""
+    found = model.translation_confidences(sources, translations)
+    words = [(word.probability, right) for one, reference in zip(found, references)
+             for word, right in zip(one.words, right_words([word.word for word in one.words], reference))]  # fmt: skip
+    exact = np.array([one.text == reference for one, reference in zip(translations, references)], dtype=float)
+    sentences = np.array([one.sentence for one in found])
+    sure = sentences >= threshold
+    of_words = np.array(words, dtype=float).reshape(-1, 2)
+    return ConfidenceQuality(
+        model.calibration is not None, reliability(of_words[:, 0], of_words[:, 1]), reliability(sentences, exact),
+        threshold, int(sure.sum()), int(exact[sure].sum()), len(exact),
+    )  # fmt: skip
+
+
+def length_rows(
+    lengths: Sequence[int], hypotheses: Sequence[str], *references: Sequence[str], scoring: Scoring | None = None
+) -> tuple[Row, ...]:
     """The quality by length, in about six buckets of equally many lines; "9-12" holds the lengths 9 to 12."""
-    return counted(hypotheses, metrics(references)).rows(by_length(lengths))
+    return counted(hypotheses, metrics(*references, scoring=scoring)).rows(by_length(lengths))
 
 
-def group_rows(groups: Sequence[str], hypotheses: Sequence[str], references: Sequence[str]) -> tuple[Row, ...]:
+def group_rows(
+    groups: Sequence[str], hypotheses: Sequence[str], *references: Sequence[str], scoring: Scoring | None = None
+) -> tuple[Row, ...]:
     """The quality per group: numeric groups in order, others with the worst first."""
-    rows = counted(hypotheses, metrics(references)).rows(by_group(groups))
+    rows = counted(hypotheses, metrics(*references, scoring=scoring)).rows(by_group(groups))
     return rows if is_numbered(groups) else tuple(sorted(rows, key=lambda row: (row.exact, row.chrf)))
 
 
@@ -328,20 +406,26 @@ def _pretraining_task(model: LoadedModel) -> MaskedLM | SpanCorruption | Bidirec
 
 
 def _with_quality(
-    evaluation: Evaluation, model: LoadedModel, corpus: Corpus, hypotheses: tuple[str, ...]
+    evaluation: Evaluation,
+    model: LoadedModel,
+    corpus: Corpus,
+    hypotheses: tuple[str, ...],
+    references: Sequence[Sequence[str]],
+    scoring: Scoring | None,
 ) -> Evaluation:
     """The evaluation with the quality of the translations: all lines, by length and by group."""
-    assert corpus.targets is not None
-    references = tuple(corpus.targets)
     lengths = encode_texts(model.tokenizer, corpus.sources).lengths.tolist()
     return replace(
         evaluation,
-        quality=quality(hypotheses, references),
-        by_length=length_rows(lengths, hypotheses, references),
-        groups={name: group_rows(of_line, hypotheses, references) for name, of_line in corpus.groups.items()},
+        quality=quality(hypotheses, *references, scoring=scoring),
+        by_length=length_rows(lengths, hypotheses, *references, scoring=scoring),
+        groups={
+            name: group_rows(of_line, hypotheses, *references, scoring=scoring)
+            for name, of_line in corpus.groups.items()
+        },
         sources=tuple(corpus.sources),
         hypotheses=hypotheses,
-        references=references,
+        references=tuple(references[0]),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from regard.metrics import bits_per_byte
+from regard.metrics import Scoring, bits_per_byte
 
 Counts = NDArray[np.float64]  # statistics per line; or their sum
 Lines = NDArray[np.intp]  # indices of lines
@@ -27,19 +27,18 @@ class Metric:
     signature: str = ""
 
 
-def metrics(references: Sequence[str]) -> dict[str, Metric]:
+def metrics(*references: Sequence[str], scoring: Scoring | None = None) -> dict[str, Metric]:
     """Exact match in per cent, and BLEU and chrF from sacreBLEU's own counts."""
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
+    scoring = scoring or Scoring()
 
     def matches(hypotheses: Sequence[str]) -> Counts:
-        return np.array([[one == other, 1] for one, other in zip(hypotheses, references)], dtype=np.float64)
+        rows = zip(hypotheses, zip(*references))
+        return np.array([[one in others, 1] for one, others in rows], dtype=np.float64)
 
-    wrapped = [list(references)]
     return {
         "exact": Metric(matches, lambda sums: float(100 * sums[0] / sums[1])),
-        "bleu": _sacrebleu(BLEU(references=wrapped)),
-        "chrf": _sacrebleu(CHRF(references=wrapped)),
+        "bleu": _sacrebleu(scoring.bleu(references)),
+        "chrf": _sacrebleu(scoring.chrf(references)),
     }
 
 

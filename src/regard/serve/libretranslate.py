@@ -18,7 +18,7 @@ from regard.serve.body import Fields, Upload, read_fields, validate
 from regard.serve.guard import AUTHORIZED, is_key, missing_key
 from regard.serve.jobs import result_of
 from regard.serve.metrics import Metrics
-from regard.serve.models import Models, ServedModel, language_name
+from regard.serve.models import Models, ServedModel
 from regard.serve.openapi import form_body, responses
 from regard.serve.page import trace_page
 from regard.serve.refusal import Refusal, require_range
@@ -36,6 +36,7 @@ from regard.serve.schemas import (
 )
 from regard.serve.settings import Settings
 from regard.serve.translation import Kind, Translated, Wanted, translate_texts
+from regard.store.languages import language_name
 
 if TYPE_CHECKING:
     from regard.serve.attention import Views
@@ -44,6 +45,9 @@ KEY_IN_BODY = ("/translate", "/detect", "/languages", "/translate_file", "/front
 _ERRORS = responses(PlainError, 400, 401, 404, 408, 413, 415, 421, 429, 500, 503)
 _FILES: dict[str, tuple[Kind, str]] = {
     "txt": ("text", "text/plain; charset=utf-8"),
+    "md": ("markdown", "text/markdown; charset=utf-8"),
+    "srt": ("subtitles", "application/x-subrip; charset=utf-8"),
+    "vtt": ("subtitles", "text/vtt; charset=utf-8"),
     "html": ("html", "text/html; charset=utf-8"),
     "htm": ("html", "text/html; charset=utf-8"),
 }
@@ -108,7 +112,7 @@ def router(models: Models, settings: Settings, metrics: Metrics, views: Views) -
         "/translate_file", response_model=TranslateFileReply, openapi_extra=form_body(TranslateFileForm, files=True)
     )
     async def translate_file(request: Request) -> Response:
-        """Translate a .txt or .html file; the reply tells where the translated file is."""
+        """Translate a .txt, .md, .html, .srt or .vtt file; the reply tells where the translated file is."""
         fields, _ = await _fields(request, settings)
         _require_fields(fields, "file", "source", "target")
         upload = fields["file"]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-import re
 from dataclasses import dataclass
 
 from regard.errors import InputError
+from regard.store.languages import LANGUAGE_CODE
+from regard.store.languages import Pair as Pair
 
-Pair = tuple[str, str]
-"""The codes of a source and a target language."""
-
-LANGUAGE_CODE = re.compile(r"[a-z]{2,3}([-_][A-Za-z0-9]{2,8})*")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

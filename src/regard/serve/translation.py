@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from regard.data.documents import read_document
-from regard.data.sentences import split_sentences, split_to_fit
+from regard.data.documents import Segment, read_document
+from regard.data.documents.segments import join
 from regard.decode.alternatives import word_confidences
+from regard.decode.document import carry_marks, lost_atoms, sentences_of
 from regard.decode.generate import GeneratedText, Request, translation_requests
-from regard.decode.inputs import add_special_tokens
 from regard.decode.score import forced_log_probabilities
 from regard.serve.jobs import on_items, result_of
 from regard.serve.models import ServedModel
@@ -22,8 +22,9 @@ from regard.store.loading import TRAINED_LENGTH
 if TYPE_CHECKING:
     from regard.api import LoadedModel
     from regard.data.documents import Document
+    from regard.decode.options import Options
 
-Kind = Literal["text", "html"]
+Kind = Literal["text", "markdown", "html", "subtitles"]
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,14 @@ class Wanted:
 class Source:
     """A line, or a sentence of a long one, with the white space around it, which is not translated."""
 
-    text: str
+    segment: Segment
     before: str = ""
     after: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is translated."""
+        return self.segment.text
 
 
 @dataclass(frozen=True)
@@ -98,26 +104,49 @@ async def translate_texts(
     sources = [source.text for cut in cuts for source in cut.sources]
     if len(sources) > settings.max_lines:
         raise Refusal(400, f"Invalid request: request ({len(sources)}) exceeds line limit ({settings.max_lines})")
-    model, options = served.model, served.model.defaults()
+    options = served.model.defaults()
     n_best = 1 + wanted.alternatives
     options = replace(options, n_best=n_best, beam=max(n_best, wanted.beam or options.beam))
+    asked, found = await _translated(served, sources, options)
+    segments = [source.segment for cut in cuts for source in cut.sources]
+    lost = lost_atoms(segments, [_line(texts[0]) for texts in found])
+    again = [index for index, segment in lost.items() if segment.has_words]
+    bare = await _translated(served, [lost[index].text for index in again], options)
+    for index, request, several in zip(again, *bare):
+        asked[index], found[index] = request, several
+    tokens = sum(len(request.source or ()) for request in asked)
+    if wanted.alignment:
+        found = await on_items(served, _align, [*zip(sources, found)], tokens=tokens, key="align")
+    read = [lost.get(index, segment) for index, segment in enumerate(segments)]
+    triples = [*zip(segments, read, ([_line(one) for one in texts] for texts in found))]
+    placed = await on_items(served, _carry, triples, tokens=tokens, key="carry")
+    probabilities: list[list[float]] = []
+    if wanted.confidence:
+        best = [Request((*one.prompt, *texts[0].tokens), one.source, 0) for one, texts in zip(asked, found)]
+        probabilities = await on_items(served, _forced, best, tokens=2 * tokens, key="force")
+    return await asyncio.to_thread(_put_together, served, cuts, wanted, asked, found, placed, probabilities)
+
+
+async def _translated(
+    served: ServedModel, sources: list[str], options: Options
+) -> tuple[list[Request], list[list[GeneratedText]]]:
+    """The requests for some sources, and their n-best translations."""
+    model = served.model
     length: int | None = model.config.get(TRAINED_LENGTH)
 
     def requests() -> list[Request]:
         return translation_requests(model.network, model.tokenizers, sources, options, trained_length=length)
 
     asked = await asyncio.to_thread(requests)
-    found: list[list[GeneratedText]] = []
-    if asked:
-        found = await result_of(served.workers.generate(asked, options))
-    tokens = sum(len(request.source or ()) for request in asked)
-    if wanted.alignment:
-        found = await on_items(served, _align, [*zip(sources, found)], tokens=tokens, key="align")
-    probabilities: list[list[float]] = []
-    if wanted.confidence:
-        best = [Request((*one.prompt, *texts[0].tokens), one.source, 0) for one, texts in zip(asked, found)]
-        probabilities = await on_items(served, _forced, best, tokens=2 * tokens, key="force")
-    return await asyncio.to_thread(_put_together, served, cuts, wanted, asked, found, probabilities)
+    return asked, await result_of(served.workers.generate(asked, options)) if asked else []
+
+
+def _carry(model: LoadedModel, items: list[tuple[Segment, Segment, list[str]]]) -> list[list[Segment]]:
+    """The n-best translations of each sentence with the marks of its source."""
+    rows = [(sentence, read, text) for sentence, read, texts in items for text in texts]
+    sentences, sources, targets = [list(column) for column in zip(*rows)] or ([], [], [])
+    carried = iter(carry_marks(sentences, sources, targets, model.unit_weights()))
+    return [[next(carried) for _ in texts] for _, _, texts in items]
 
 
 def _align(model: LoadedModel, pairs: list[tuple[str, list[GeneratedText]]]) -> list[list[GeneratedText]]:
@@ -134,37 +163,21 @@ def _forced(model: LoadedModel, requests: list[Request]) -> list[list[float]]:
 
 
 def _cut(served: ServedModel, text: str, wanted: Wanted) -> _Cut:
-    """The segments of a text, each one source or, if it is too long or `split` is asked, cut into sentences."""
+    """The segments of a text, each cut into sentences; a line of plain text only if it is too long or `split` is asked.
+
+    Only in a document with markup placeholders and addresses are carried over: a line is translated as it is.
+    """
     document = read_document(text, wanted.kind)
-    return _Cut(document, [_sources(served, segment, wanted.split) for segment in document.segments])
-
-
-def _sources(served: ServedModel, segment: str, split: bool) -> list[Source]:
-    model, network = served.model, served.model.network
-    most: int | None = model.config.get(TRAINED_LENGTH) or network.max_positions
+    plain = wanted.kind == "text"
     language = None if served.languages is None else served.languages[0]
-
-    def count(part: str) -> int:
-        return len(add_special_tokens(network, model.tokenizer, model.tokenizer.encode(part)))
-
-    if most is not None and count(segment) > most:
-        parts = split_to_fit(segment, count, most, language)
-    elif split:
-        parts = split_sentences(segment, language)
-    else:
-        return [Source(segment)]
-    return [_bare(part) for part in parts]
-
-
-def _bare(part: str) -> Source:
-    bare = part.strip()
-    start = len(part) - len(part.lstrip()) if bare else 0
-    return Source(bare, part[:start], part[start + len(bare) :])
+    split = served.model.splitter(language, sentences=wanted.split or not plain)
+    cut = [sentences_of(segment, split, protected=not plain) for segment in document.segments]
+    return _Cut(document, [[Source(one, before, after) for before, one, after in some] for some in cut])
 
 
 def _put_together(
     served: ServedModel, cuts: Sequence[_Cut], wanted: Wanted, asked: Sequence[Request],
-    found: Sequence[list[GeneratedText]], probabilities: Sequence[list[float]],
+    found: Sequence[list[GeneratedText]], placed: Sequence[list[Segment]], probabilities: Sequence[list[float]],
 ) -> list[Translated]:  # fmt: skip
     """The translated texts: translations put back between the white space, the segments into their documents."""
     results, first = [], 0
@@ -173,7 +186,7 @@ def _put_together(
         own = slice(first, first + count)
         some, requests, values = found[own], asked[own], probabilities[own]
         first += count
-        text, *alternatives = [_render(cut, some, rank) for rank in range(1 + wanted.alternatives)]
+        text, *alternatives = [_render(cut, placed[own], rank) for rank in range(1 + wanted.alternatives)]
         links = [
             Link(source.text, _line(texts[0]), texts[0].alignment or ()) for source, texts in zip(cut.sources, some)
         ]
@@ -192,16 +205,16 @@ def _line(text: GeneratedText) -> str:
     return text.text.replace("\n", " ")
 
 
-def _render(cut: _Cut, found: Sequence[list[GeneratedText]], rank: int) -> str:
+def _render(cut: _Cut, placed: Sequence[list[Segment]], rank: int) -> str:
     """The document with the translations of this rank, or with the best where there are fewer."""
-    texts = iter(found)
+    texts = iter(placed)
     translations = []
     for segment in cut.segments:
         parts = []
         for source in segment:
             several = next(texts)
-            parts.append(source.before + _line(several[rank if rank < len(several) else 0]) + source.after)
-        translations.append("".join(parts))
+            parts += [Segment(source.before), several[rank if rank < len(several) else 0], Segment(source.after)]
+        translations.append(join(parts))
     return cut.document.render(translations)
 
 

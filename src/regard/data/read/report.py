@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
@@ -48,6 +49,8 @@ class Overlap:
     same_source: int  # pairs whose source is, with another target
     lines: int  # long lines, if the texts have several
     same_lines: int  # of these, how many are lines of the training text
+    words: int = 0  # of the text
+    unknown_words: int = 0  # words that are not in the training text (out-of-vocabulary)
 
     @property
     def what(self) -> str:
@@ -57,6 +60,7 @@ class Overlap:
         """What is counted, how many, of how many."""
         found = [(f"{self.what} also in training", self.same, self.texts)]
         found += [(f"{self.what}, only the source", self.same_source, self.texts)] if self.same_source else []
+        found += [(f"{self.what}, words not in training", self.unknown_words, self.words)] if self.words else []
         return found + ([(f"{self.what}, long lines", self.same_lines, self.lines)] if self.same_lines else [])
 
     def warnings(self) -> list[str]:
@@ -124,7 +128,7 @@ def report_on(
 ) -> DataReport:  # fmt: skip
     """The report on a corpus, with the held-out texts by split; the slow counts are cached."""
     digests = [[split, held.names[0], held.digest] for split, held in held_out.items()]
-    key = [corpus.digest, digests, aligned] if cache.root else None
+    key = [corpus.digest, digests, aligned, "words"] if cache.root else None
     found = cache.table("report", key, lambda columns: _count(corpus, held_out, aligned)).metadata
     shift = found["shift"]
     parts = corpus.subcorpora if len(corpus.subcorpora) > 1 else ()
@@ -164,7 +168,22 @@ def _overlap(corpus: Corpus, hashes: Hashes, split: str, held: Corpus) -> Overla
         lines, known = len(wanted), set(wanted.tolist())
         seen = {line for line in _long_lines(corpus.sources) if line in known}
         same_lines = int(np.isin(wanted, list(seen)).sum())
-    return Overlap(split, held.names[0], len(held), int(same.sum()), same_source, lines, same_lines)
+    words, unknown = _unknown_words(corpus, held)
+    return Overlap(split, held.names[0], len(held), int(same.sum()), same_source, lines, same_lines, words, unknown)
+
+
+def _unknown_words(corpus: Corpus, held: Corpus) -> tuple[int, int]:
+    """The words of a held-out text, and how many of them (out-of-vocabulary) the same side of the corpus lacks."""
+    words = unknown = 0
+    for side, other in zip(held.sides, corpus.sides):
+        counts = Counter(word for _, part in text_parts(side) for word in part.split())
+        left = set(counts)
+        for _, part in text_parts(other):
+            left.difference_update(part.split())
+            if not left:
+                break
+        words, unknown = words + counts.total(), unknown + sum(counts[word] for word in left)
+    return words, unknown
 
 
 def _found_in(hashes: Hashes, wanted: Hashes) -> NDArray[np.bool_]:

@@ -351,6 +351,28 @@ def word_offsets(text: str) -> list[Offsets]:
     return _cut_unspaced(text, *found[0]) if len(found) == 1 else found
 
 
+def text_units(text: str) -> list[Offsets]:
+    """The offsets of the smallest units that markup surrounds: runs of letters, signs, Chinese characters."""
+    units: list[Offsets] = []
+    for index, character in enumerate(text):
+        kind = unicodedata.category(character)[0]
+        if kind == "M" and units and units[-1][1] == index:
+            units[-1] = units[-1][0], index + 1
+        elif character.isspace():
+            continue
+        elif (
+            kind in "LN"
+            and units
+            and units[-1][1] == index
+            and text[units[-1][0]].isalnum()
+            and not (_UNSPACED.search(text, index - 1, index + 1))
+        ):
+            units[-1] = units[-1][0], index + 1
+        else:
+            units.append((index, index + 1))
+    return units
+
+
 def word_ids(text: str, offsets: Sequence[Offsets]) -> list[int]:
     """The word that each token starts in, by its first visible character; -1 if it has none."""
     starts = [start for start, _ in word_offsets(text)]
