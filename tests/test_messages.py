@@ -20,6 +20,7 @@ import torch
 from regard import messages
 from regard.cli import run
 from regard.messages import Fault
+from tests.cli import test_unused
 from tests.evaluation import test_plan
 from tests.parity import test_settings
 from tests.store import test_folder
@@ -363,6 +364,7 @@ def pattern(row: messages.Row) -> str:
 
 # These need limits inside a run, and are provoked where those are set.
 ELSEWHERE = {
+    "IMPOSSIBLE": test_unused.test_an_impossible_line_ends_with_one_line,
     "CUT": test_memory.test_a_step_that_does_not_fit_is_split_and_the_run_continues,
     "LITTLE_MEMORY": test_memory.test_a_batch_that_hardly_fits_gives_a_warning,
     "OUT_OF_MEMORY": test_memory.test_a_run_ends_with_one_line_when_not_even_a_sample_fits,

@@ -10,7 +10,7 @@ from regard.version import __version__
 
 if TYPE_CHECKING:
     from regard import serve
-    from regard.api import load, save, side_by_side, steps
+    from regard.api import ensemble, load, save, side_by_side, steps
     from regard.config.run import train
     from regard.evaluation.bench import bench
     from regard.evaluation.check import check
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CannotResume", "DamagedFile", "DiskTrouble", "InputError", "Interrupted", "RegardError", "RunFailed",
-    "__version__", "bench", "check", "load", "save", "serve", "side_by_side", "steps", "train", "zoo",
+    "__version__", "bench", "check", "ensemble", "load", "save", "serve", "side_by_side", "steps", "train", "zoo",
 ]  # fmt: skip
 
 _HOMES = {
-    "bench": "evaluation.bench", "check": "evaluation.check", "load": "api", "save": "api", "side_by_side": "api",
-    "steps": "api", "train": "config.run",
+    "bench": "evaluation.bench", "check": "evaluation.check", "ensemble": "api", "load": "api", "save": "api",
+    "side_by_side": "api", "steps": "api", "train": "config.run",
 }  # fmt: skip
 
 _PACKAGES = {"serve": "serve", "zoo": "models.zoo"}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, overload
-
-import torch
 
 from regard.data.documents import Kind as DocumentKind
 from regard.data.sentences import split_sentences, split_to_fit
@@ -29,21 +26,19 @@ from regard.decode.document import (
 )
 from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import FilledText, fill_masks, fill_spans
-from regard.decode.generate import (
-    QUIET,
-    GeneratedText,
-    Progress,
-    continue_prompts,
-    translate,
-    translation_requests,
-)
+from regard.decode.generate import QUIET, GeneratedText, Progress, translation_requests
 from regard.decode.inputs import add_special_tokens, capabilities, require_capability
-from regard.decode.options import Options, default_options
+from regard.decode.mbr import MBR
+from regard.decode.options import Options
 from regard.decode.score import TextScore, score_masked, score_pairs, score_texts
 from regard.decode.tags import Weigh
+from regard.decode.terms import Constraints
+from regard.decode.terms import Glossary as Glossary
+from regard.decode.text_generator import TextGenerator, shown_progress
+from regard.decode.text_generator import ensemble as ensemble
 from regard.engines.folder import Engine, find_converted
 from regard.engines.translator import Translator
-from regard.errors import DamagedFile, InputError, Note
+from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network, Shape
 from regard.progress import waiting
@@ -112,7 +107,7 @@ def steps(folder: str | Path) -> list[int]:
     return saved_steps(checkpoints_folder(Path(folder)))
 
 
-class LoadedModel:
+class LoadedModel(TextGenerator):
     """A network with its tokenizers and configs: the result of `regard.load`."""
 
     def __init__(self, loaded: Loaded) -> None:
@@ -124,7 +119,6 @@ class LoadedModel:
         self.generation_config: dict[str, Any] = loaded.generation_config
         self.engine: Translator | None = None  # that translates what it can in place of the network
         self.calibration: Calibration | None = None  # of the confidences in its translations
-        self._noted = False  # that a text is longer than those of the training
 
     @property
     def description(self) -> Model:
@@ -140,76 +134,22 @@ class LoadedModel:
         """Which stacks it has: "encoder", "decoder" or "encoder-decoder"."""
         return self.network.shape
 
-    @property
-    def device(self) -> torch.device:
-        """The device of the network's parameters."""
-        return next(self.network.parameters()).device
-
-    def defaults(self) -> Options:
-        """The model's default decoding options (generation_config.json)."""
-        ours = self.config.get("model_type", "regard") == "regard"
-        return default_options(self.generation_config, ours=ours, translates=self.network.shape != "decoder")
-
-    @overload
-    def translate(
-        self, texts: str, *, beam: int | None = ..., options: Options | None = ..., replace_unknown: bool = ...
-    ) -> str: ...
-    @overload
-    def translate(
-        self, texts: list[str], *, beam: int | None = ..., options: Options | None = ..., replace_unknown: bool = ...
-    ) -> list[str]: ...
-    def translate(
-        self,
-        texts: str | list[str],
-        *,
-        beam: int | None = None,
-        options: Options | None = None,
-        replace_unknown: bool = False,
-    ) -> str | list[str]:
-        """The best translation of each text, by beam search; `options` sets the other decoding options."""
-        options = options or self.defaults()
-        options = options if beam is None else replace(options, beam=beam)
-        several = [texts] if isinstance(texts, str) else texts
-        found = self.translations(several, options, replace_unknown=replace_unknown)
-        best = [hypotheses[0].text for hypotheses in found]
-        return best[0] if isinstance(texts, str) else best
-
     def translations(
-        self,
-        texts: Sequence[str],
-        options: Options | None = None,
-        *,
-        prefixes: Sequence[str] | None = None,
-        progress: Progress | None = None,
-        alignment: bool = False,
-        replace_unknown: bool = False,
-        first_line: int = 1,
-    ) -> list[list[GeneratedText]]:
-        """The n-best translations of each text with their scores; each starts with its target prefix, if any.
-
-        `alignment` adds word alignments; `replace_unknown` replaces unknown words by source words; `first_line` is the
-        line number of the first text, for error messages.
-        """
+        self, texts: Sequence[str], options: Options | None = None, *, prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Constraints | None] | None = None, mbr: MBR | None = None,
+        progress: Progress | None = None, alignment: bool = False, replace_unknown: bool = False, first_line: int = 1,
+    ) -> list[list[GeneratedText]]:  # fmt: skip
+        """As `TextGenerator.translations`; a converted model translates what it can."""
         self._require("translate")
-        if self.engine is not None:
-            with _shown(progress, len(texts), "translating") as advance:
-                return self.engine.translations(
-                    texts, options, prefixes=prefixes, progress=advance, alignment=alignment,
-                    replace_unknown=replace_unknown, first_line=first_line,
-                )  # fmt: skip
-        aligner = self.aligner if alignment or replace_unknown else None
-        options = options or self.defaults()
-        with _shown(progress, len(texts), "translating") as advance:
-            found = translate(
-                self.network, self.tokenizers, texts, options, prefixes=prefixes, progress=advance,
-                first_line=first_line, trained_length=self.config.get(TRAINED_LENGTH), note=self._note_once,
+        if self.engine is None or mbr is not None or any(constraints or ()):
+            return super().translations(
+                texts, options, prefixes=prefixes, constraints=constraints, mbr=mbr, progress=progress,
+                alignment=alignment, replace_unknown=replace_unknown, first_line=first_line,
             )  # fmt: skip
-        if aligner is None:
-            return found
-        with waiting(len(texts), "aligning") as advance:
-            return aligner.annotate(
-                texts, found, prefixes=prefixes, stop=options.stop, alignment=alignment,
-                replace_unknown=replace_unknown, progress=advance,
+        with shown_progress(progress, len(texts), "translating") as advance:
+            return self.engine.translations(
+                texts, options, prefixes=prefixes, progress=advance, alignment=alignment,
+                replace_unknown=replace_unknown, first_line=first_line,
             )  # fmt: skip
 
     def translate_document(
@@ -235,7 +175,7 @@ class LoadedModel:
         pieces = self.splitter(language, sentences=split)
         key = [self.fingerprint(), asdict(options), language, split, opened.digest]
         journal = nullcontext(Journal()) if out is None else open_journal(Path(out), digest_of(key))
-        with journal as finished, _shown(progress, opened.sentences(pieces), "translating") as advance:
+        with journal as finished, shown_progress(progress, opened.sentences(pieces), "translating") as advance:
             found = translate_segments(
                 opened.segments, partial(self._lines, options), self.unit_weights(), split=pieces, journal=finished,
                 progress=advance,
@@ -316,37 +256,6 @@ class LoadedModel:
         self.generation_config["alignment_heads"] = heads
         return heads
 
-    def generate(
-        self,
-        prompt: str,
-        *,
-        max_tokens: int | None = None,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int = 0,
-        stop: Sequence[str] = (),
-        options: Options | None = None,
-    ) -> str:
-        """The prompt and its continuation, sampled token by token; `options`, if given, replaces all other arguments.
-
-        `max_tokens` defaults to that of generation_config.json, or else 200.
-        """
-        sampling = Options(
-            max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
-            stop=tuple(stop),
-        ).with_tokens_of(self.defaults())  # fmt: skip
-        return self.continuations([prompt], options or sampling)[0][0].text
-
-    def continuations(
-        self, prompts: Sequence[str], options: Options, *, progress: Progress | None = None
-    ) -> list[list[GeneratedText]]:  # fmt: skip
-        """The n-best continuations of each prompt with their scores; their text includes the prompt."""
-        self._require("generate")
-        with _shown(progress, len(prompts), "generating") as advance:
-            return continue_prompts(self.network, self.tokenizer, prompts, options, progress=advance)
-
     def confidences(self, text: str, translation: str) -> list[WordConfidence]:
         """The confidence in each word of a translation of `text`, by forced decoding.
 
@@ -405,7 +314,7 @@ class LoadedModel:
         if top < 1:
             raise InputError(f"top must be 1 or more, got {top} (--top).")
         several = [texts] if isinstance(texts, str) else texts
-        with _shown(progress, len(several), "filling") as advance:
+        with shown_progress(progress, len(several), "filling") as advance:
             if self.network.shape == "encoder":
                 found = fill_masks(self.network, self.tokenizer, several, top=top, progress=advance)
             else:
@@ -442,7 +351,7 @@ class LoadedModel:
         if tokens and pool is not None:
             raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
         max_length: int | None = self.config.get(MAX_TEXT_LENGTH)
-        with _shown(progress, len(texts), "embedding") as advance:
+        with shown_progress(progress, len(texts), "embedding") as advance:
             if tokens:
                 return embed_tokens(
                     self.network, self.tokenizer, texts, layer=layer, normalised=normalised, max_length=max_length,
@@ -457,7 +366,7 @@ class LoadedModel:
         """The prediction for each text or pair of texts: a label, a number, or a tag per word."""
         _require_texts("classify", texts)
         self._require("classify")
-        with _shown(progress, len(texts), "classifying") as advance:
+        with shown_progress(progress, len(texts), "classifying") as advance:
             return classify(self.network, self.tokenizer, texts, advance)
 
     def score(self, source: Sequence[str], target: Sequence[str] | None = None) -> list[float]:
@@ -477,7 +386,7 @@ class LoadedModel:
         if both != (target is not None):
             what, fits = ("plain texts", "pairs of source and target") if both else ("pairs", "texts alone")
             raise InputError(f"this model does not score {what}. Give {fits}.")
-        with _shown(progress, len(source), "scoring") as advance:
+        with shown_progress(progress, len(source), "scoring") as advance:
             if target is not None:
                 return score_pairs(self.network, self.tokenizers, (source, target), advance)
             score = score_texts if self.network.shape == "decoder" else score_masked
@@ -512,7 +421,7 @@ class LoadedModel:
         beams, heads, ended = None, self.alignment_heads, False
         if length or (target is None and self.network.shape == "encoder-decoder"):
             text = text + (target or "")
-            with _shown(progress, length or 2 * len(self.tokenizer.encode(text)) + 50, "generating") as done:
+            with shown_progress(progress, length or 2 * len(self.tokenizer.encode(text)) + 50, "generating") as done:
                 tree, generated = beam_tree(self.network, self.tokenizers, text, options, progress=done)
             shown, beams, ended = generated.tokens, tree if options.beam > 1 else None, generated.ended
         return trace(
@@ -524,12 +433,6 @@ class LoadedModel:
         if self.network.shape == "encoder-decoder" and target is None:
             target = self.translate(text)
         return lsh_recall(self.network, self.tokenizers, text, target, top=top)
-
-    def _note_once(self, text: str) -> None:
-        """The first note about a text that is too long stands for all."""
-        if not self._noted:
-            warnings.warn(text, Note, stacklevel=2)
-        self._noted = True
 
     def _require_decoder(self, what: str) -> None:
         verb = "generate" if self.network.shape == "decoder" else "translate"
@@ -547,8 +450,3 @@ def _require_texts(what: str, texts: Sequence[Any]) -> None:
 def _require_pairs(what: str, sources: Sequence[str], targets: Sequence[str] | None) -> None:
     if isinstance(sources, str) or isinstance(targets, str) or (targets is not None and len(targets) != len(sources)):
         raise InputError(f"{what} takes lists of texts, as many targets as sources.")
-
-
-def _shown(progress: Progress | None, total: int, what: str) -> AbstractContextManager[Progress]:
-    """The caller's progress, or else one that is shown to those who wait."""
-    return waiting(total, what) if progress is None else nullcontext(progress)

@@ -115,6 +115,9 @@ INDIVISIBLE = Fault("The width is not divisible by the number of heads",
 TOO_LONG = Fault("A text is longer than the model can read",
     "{what} has {tokens:,} tokens, this model reads {longest:,}.",
     "Shorten it, or train a model with more positions (model.position).")
+IMPOSSIBLE = Fault("No text meets its constraints",
+    "{what} is impossible: {why}.",
+    "Change --must, --must-not, --glossary or --regex, or raise --beam or --max-tokens.")
 NOT_FINITE = Fault("The loss is not a number",
     "loss is {loss:.4g} at step {step:,} (learning rate {learning_rate:.2e}, gradient norm {norm:.3g}), batch {where}.",
     "Try train.learning_rate = {lower:.1e}, or look at these lines.", RunFailed)

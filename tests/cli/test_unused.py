@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,33 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("translate translator --beam 1 --length-penalty 1", "--length-penalty ranks"),
         ("translate translator --temperature 1 --coverage-penalty 1", "--coverage-penalty ranks"),
         ("translate seq2seq --coverage-penalty 0.2 --beam 3", "no cross-attention"),
+        ("translate translator --typical 0.5", "--typical is for sampling"),
+        ("translate translator --epsilon 0.5", "--epsilon is for sampling"),
+        ("generate gpt2 a --temperature 0 --epsilon 0.5", "--epsilon is for sampling"),
+        ("generate gpt2 a --must cat", "--must is for a search"),
+        ("translate translator --must cat --temperature 1", "--must is for a search"),
+        ("translate translator --must cat --beam 1", "--must takes a beam search"),
+        ("translate translator --must cat --regex .*", "Write the terms"),
+        ("translate translator --glossary-prefix", "--glossary-prefix is for a glossary"),
+        ("translate translator --weights 1", "--weights is for several models"),
+        ("translate translator translator --weights 1", "one weight per model"),
+        ("translate translator gpt2", "translators or of language models"),
+        ("translate translator none", "none is no model folder"),
+        ("translate translator translator --alignment", "several models together align no words"),
+        ("translate translator --fusion-weight 1", "--fusion-weight is for shallow fusion"),
+        ("translate translator --fusion seq2seq", "a translator and a language model"),
+        ("translate translator --mbr-candidates 3", "--mbr-candidates is for minimum Bayes risk"),
+        ("translate translator --mbr chrf --beam 4 --mbr-candidates 3", "--mbr-candidates counts samples"),
+        ("translate translator --mbr ter", 'got "ter"'),
+        ("translate translator --diversity 1", "--diversity is for groups of beams"),
+        ("translate translator --beam 4 --beam-groups 3", "beam_groups must divide"),
+        ("translate translator --beam 4 --beam-groups 2 --must cat", "--must is not honoured by groups"),
+        ("translate translator --stream --beam 3", "--beam needs whole texts"),
+        ("translate translator --stream --must cat", "--must needs whole texts"),
+        ("translate translator --at 1", "--at is the word"),
+        ("translate translator --alternatives 2", "--alternatives are for a word"),
+        ("translate translator translator --alternatives 2 --at 0", "takes one model"),
+        ("generate gpt2 a --stream --temperature 0 --beam 3", "--beam needs the whole text"),
         ("fill bert --top 3", "--top prints candidates"),
         ("show translator a --target b --beam 3 --out page.html", "--beam searches for a target"),
         ("show gpt2 a --beam 3 --out page.html", "--beam searches for a target"),
@@ -90,6 +118,14 @@ def test_an_option_that_changes_nothing_is_refused(
         "translate translator --beam 2 --length-penalty 1 --coverage-penalty 0.2 --max-tokens 2",
         "translate translator --beam 1 --length-penalty 1 --json --max-tokens 2",
         "translate translator --temperature 1 --seed 3 --top-p 0.9 --max-tokens 2",
+        "translate translator --temperature 1 --typical 0.9 --epsilon 0.01 --max-tokens 2",
+        "translate translator --must cat --must-not dog --max-tokens 9",
+        "translate translator translator --weights 1,2 --fusion gpt2 --fusion-weight 0.1 --max-tokens 2",
+        "translate translator --mbr bleu --mbr-candidates 3 --max-tokens 2",
+        "translate translator --mbr chrf --beam 3 --max-tokens 2",
+        "translate translator --beam 4 --beam-groups 2 --diversity 1 --n-best 2 --max-tokens 2",
+        "translate translator --stream --max-tokens 2",
+        "generate gpt2 a --stream --regex [a-z]* --max-tokens 4",
         "show gpt2 a --beam 2 --length 2 --out page.html",
         "show bert a --no-browser --out page.html",
     ],
@@ -100,13 +136,49 @@ def test_an_option_that_applies_is_taken(line: str, models: Path, tmp_path: Path
     assert run(line.replace("page.html", str(tmp_path / "page.html")).split()) == 0
 
 
-def test_a_target_prefix_of_one_line_is_refused(
+def test_a_target_prefix_of_one_line_is_for_translations_only(
     models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    rows = b'{"text": "the cat", "id": 1}\n{"text": "the cat", "target_prefix": "a"}\n'
+    rows = b'{"text": "the cat", "id": 1}\n{"text": "the cat", "target_prefix": "the dog"}\n'
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
-    assert run(["translate", str(models / "translator"), "--json"]) == 2
-    assert 'standard input line 2 has a "target_prefix", which is not read. Use --prefix' in capfd.readouterr().err
+    assert run(["translate", str(models / "translator"), "--json"]) == 0
+    assert json.loads(capfd.readouterr().out.splitlines()[1])["translation"].startswith("the dog")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
+    assert run(["embed", str(models / "translator"), "--json"]) == 2
+    assert 'standard input line 2 has a "target_prefix", which only' in capfd.readouterr().err
+
+
+def test_terms_of_one_line_are_met_or_said_to_be_impossible(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    rows = b'{"text": "the cat", "must": ["dog"]}\n{"text": "the cat", "must": "dog", "must_not": ["dog"]}\n'
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(rows)))
+    assert run(["translate", str(models / "translator"), "--json"]) == 0
+    first, second = map(json.loads, capfd.readouterr().out.splitlines())
+    assert "dog" in first["translation"].split()
+    assert second["translation"] is None
+    assert second["reason"] == 'it must contain "dog", and must not contain "dog"'
+
+
+def test_an_impossible_line_ends_with_one_line(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat\n")))
+    assert run(["translate", str(models / "translator"), "--must", "dog", "--must-not", "dog"]) == 2
+    err = capfd.readouterr().err
+    assert err.count("\n") == 1
+    assert 'line 1 is impossible: it must contain "dog", and must not contain "dog".' in err
+
+
+def test_a_glossary_is_used_where_its_source_term_occurs(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    (tmp_path / "terms.tsv").write_text("cat\tpark\ndog\tmat\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The Cat sat\nThe dog sat\nthe cats sat\n")))
+    assert run(["translate", str(models / "translator"), "--glossary", str(tmp_path / "terms.tsv")]) == 0
+    first, second, _ = capfd.readouterr().out.splitlines()
+    assert "park" in first.split()
+    assert "mat" in second.split()
 
 
 @pytest.mark.parametrize(

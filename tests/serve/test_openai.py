@@ -22,8 +22,9 @@ from regard.api import LoadedModel
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.continuous import Partial
 from regard.decode.options import Options
+from regard.decode.stream import certain_text
 from regard.serve.settings import Settings
-from regard.serve.stream import Progress, certain_text
+from regard.serve.stream import Progress
 
 from .conftest import KEY
 from .live import Live, live

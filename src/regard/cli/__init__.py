@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import bench, evaluate, serve, show, train, translate
+from regard.cli import bench, evaluate, generate, serve, show, train, translate
 from regard.errors import Note, RegardError, printable
 from regard.version import __version__
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     name="regard", no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
 )
 for _command in (
-    train.train, train.init, train.plan, translate.translate, translate.generate, translate.fill, translate.embed,
+    train.train, train.init, train.plan, translate.translate, generate.generate, translate.fill, translate.embed,
     translate.classify, translate.score, show.show, serve.serve, evaluate.evaluate, evaluate.compare, evaluate.check,
     train.convert, bench.bench,
 ):  # fmt: skip

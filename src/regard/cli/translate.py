@@ -1,14 +1,11 @@
-"""The commands translate, generate, fill, embed, classify and score."""
+"""The commands translate, fill, embed, classify and score."""
 
 from __future__ import annotations
 
 import io
 import json
 import math
-import os
 import re
-import select
-import stat
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from regard import messages
 from regard.cli.options import (
     Beam,
     Device,
@@ -30,11 +28,38 @@ from regard.cli.options import (
     input_lines,
     json_text,
     load_model,
-    load_translator,
     progress,
     refuse_unused,
-    require_output,
     trained_on_pairs,
+)
+from regard.cli.steering import (
+    Alternatives,
+    At,
+    BeamGroups,
+    Diversity,
+    Epsilon,
+    Fusion,
+    FusionWeight,
+    GlossaryFile,
+    GlossaryPrefix,
+    Mbr,
+    MbrCandidates,
+    ModelFolders,
+    Must,
+    MustNot,
+    Regex,
+    Seed,
+    Steering,
+    Stream,
+    TopP,
+    Typical,
+    Weights,
+    load_writer,
+    read_steering,
+    refuse_search_options,
+    stream_lines,
+    target_prefixes,
+    write_alternatives,
 )
 from regard.errors import InputError
 from regard.progress import Progress
@@ -47,24 +72,16 @@ if TYPE_CHECKING:
     from regard.decode.generate import GeneratedText
     from regard.decode.options import Options
     from regard.decode.score import TextScore
+    from regard.decode.text_generator import TextGenerator
+    from regard.engines.translator import Translator
 
 Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
-TopP = Annotated[
-    float | None,
-    typer.Option(
-        help="Nucleus sampling: sample from the most likely tokens with this total probability.", show_default="1"
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="Seed of the sampling.", show_default="0")]
 
-_PATIENCE = 2.0  # seconds until a prompt comes through a pipe
-_SAMPLES = "is for sampling. Set --temperature above 0, or leave it out."
-_SEARCHES = "is for a search, and a temperature above 0 samples. Set --temperature 0, or leave it out."
 _RANKS = "ranks the results of a beam search. Raise --beam, or leave it out."
 
 
 def translate(
-    model: ModelFolder,
+    model: ModelFolders,
     beam: Beam = None,
     n_best: Annotated[int, typer.Option(help="Print the n best translations, as 'line ||| text ||| score'.")] = 1,
     length_penalty: Annotated[
@@ -99,6 +116,8 @@ def translate(
     ] = False,
     temperature: Annotated[float, typer.Option(help="Above 0: sample instead of searching.")] = 0.0,
     top_p: TopP = None,
+    typical: Typical = None,
+    epsilon: Epsilon = None,
     seed: Seed = None,
     file: Annotated[
         Path | None,
@@ -111,6 +130,21 @@ def translate(
         str | None,
         typer.Option(help="Source language of --file, as de: where its sentences end.", show_default="the recipe's"),
     ] = None,
+    must: Must = None,
+    must_not: MustNot = None,
+    glossary: GlossaryFile = None,
+    glossary_prefix: GlossaryPrefix = False,
+    regex: Regex = None,
+    alternatives: Alternatives = None,
+    at: At = None,
+    weights: Weights = None,
+    fusion: Fusion = None,
+    fusion_weight: FusionWeight = None,
+    mbr: Mbr = None,
+    mbr_candidates: MbrCandidates = None,
+    beam_groups: BeamGroups = None,
+    diversity: Diversity = None,
+    stream: Stream = False,
     as_json: Json = False,
     parts: Parts = None,
     engine: EngineOption = "auto",
@@ -119,55 +153,81 @@ def translate(
 ) -> None:
     """Translate standard input line by line; on a terminal it prompts for each line.
 
-    What a converted model (regard convert MODEL --to ctranslate2) cannot do is translated by torch, with a note.
+    What a converted model (regard convert MODEL --to ctranslate2) cannot do is translated by torch, with a note. A line
+    of --json may hold "must", "must_not" (lists of terms) and "target_prefix".
 
     Example: regard translate runs/dates < dates.txt > iso.txt
+
+    Example: regard translate runs/dates --must 2024 < dates.txt
+
+    Example: regard translate runs/dates runs/small --weights 2,1 --mbr chrf < dates.txt
     """
-    if temperature > 0:
-        refuse_unused(_SEARCHES, beam=beam)
-    else:
-        refuse_unused(_SAMPLES, top_p=top_p, seed=seed)
-    if file is None:
-        refuse_unused("is for a document. Name one with --file, or leave it out.", out=out, language=language)
-    else:
-        refuse_unused("is for lines, and --file names a document. Leave it out.", n_best=n_best if n_best > 1 else None,
-                      prefix=prefix, alignment=alignment, replace_unknown=replace_unknown, json=as_json,
-                      confidence=confidence)  # fmt: skip
-    if n_best > 1 or temperature > 0:
-        refuse_unused("is for the best translation of a search. Leave it out, or leave out --n-best and --temperature.",
-                      confidence=confidence)  # fmt: skip
+    from regard.cli.document import load_for_documents, note_raw, refuse_document_options, sure, translate_file
+    from regard.decode.text_generator import minimum_risk
+
+    if mbr is None:
+        refuse_unused("is for minimum Bayes risk. Add --mbr, or leave it out.", mbr_candidates=mbr_candidates)
+    risk = minimum_risk(mbr, mbr_candidates)  # type: ignore[arg-type]  # checked there
+    typed: Row = {
+        "beam": beam, "n_best": n_best, "temperature": temperature, "top_p": top_p, "typical": typical, "seed": seed,
+        "epsilon": epsilon, "must": must, "must_not": must_not, "glossary": glossary, "regex": regex, "mbr": mbr,
+        "alternatives": alternatives, "at": at, "weights": weights, "fusion": fusion, "mbr_candidates": mbr_candidates,
+        "beam_groups": beam_groups, "diversity": diversity, "stream": stream, "json": as_json, "alignment": alignment,
+        "replace_unknown": replace_unknown, "prefix": prefix, "models": model,
+    }  # fmt: skip
+    refuse_search_options(typed, sampling=temperature > 0, risk=risk)
+    refuse_document_options(typed, file=file, out=out, language=language, confidence=confidence)
+    steering = read_steering(must, must_not, regex, glossary, prefix=glossary_prefix)
+    loaded: LoadedModel | Translator | TextGenerator
     if file is not None or confidence:
-        from regard.cli.document import load_for_documents, note_raw, sure, translate_file
-    load = load_for_documents if file is not None or confidence else load_translator
-    loaded = load(model, device, threads, parts, engine)
+        loaded = load_for_documents(model[0], device, threads, parts, engine)
+    else:
+        loaded = load_writer(
+            model, device, threads, parts, engine, weights=weights, fusion=fusion, fusion_weight=fusion_weight,
+            alone=stream or alternatives is not None,
+        )  # fmt: skip
     defaults = loaded.defaults()
+    if stream:
+        defaults = replace(defaults, beam=1)
+    if risk is not None and beam is None and temperature == 0:
+        defaults = risk.sampling(replace(defaults, n_best=1))
+        temperature, beam = defaults.temperature, 1
     given: Row = {
         "length_penalty": length_penalty, "max_tokens": max_tokens, "min_tokens": min_tokens, "top_p": top_p,
         "no_repeat_ngram": no_repeat_ngram, "repetition_penalty": repetition_penalty, "seed": seed,
-        "coverage_penalty": coverage_penalty,
+        "coverage_penalty": coverage_penalty, "typical": typical, "epsilon": epsilon, "beam_groups": beam_groups,
+        "diversity": diversity,
     }  # fmt: skip
     options = replace(
         defaults, beam=max(n_best, defaults.beam) if beam is None else beam, n_best=n_best, temperature=temperature,
         **{name: value for name, value in given.items() if value is not None},
     )  # fmt: skip
-    if (n_best if temperature > 0 else options.beam) == 1 and not as_json:  # JSON has the score
+    if (n_best if temperature > 0 else options.beam) == 1 and not as_json and risk is None:  # JSON has the score
         refuse_unused(_RANKS, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
     if file is not None:
-        translate_file(cast("LoadedModel", loaded), model, file, out, language=language, options=options)
+        translate_file(cast("LoadedModel", loaded), model[0], file, out, language=language, options=options)
         return
-    translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown)
+    translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown, mbr=risk)
     if confidence:
         note_raw(cast("LoadedModel", loaded))
         translations = partial(sure, cast("LoadedModel", loaded), translations)
     if sys.stdin.isatty() and not as_json:
-        _interactive(translations, options, prefix)
+        _interactive(translations, options, prefix, steering)
         return
-    for done, rows in _input_rows(as_json):
-        texts = [row["text"] for row in rows]
-        with progress(len(texts), "translating") as advance:
-            prefixes = None if prefix is None else [prefix] * len(texts)
-            seeded = replace(options, seed=options.seed + done)
-            found = translations(texts, seeded, prefixes=prefixes, progress=advance, first_line=done + 1)
+    for done, rows in _input_rows(as_json, prefixes=True):
+        constraints = steering.constraints(rows, done)
+        seeded = replace(options, seed=options.seed + done)
+        if stream:
+            stream_lines(loaded, rows, seeded, constraints)
+            continue
+        if alternatives is not None:
+            write_alternatives(loaded, rows, options, count=alternatives, at=at or 0, done=done, as_json=as_json)
+            continue
+        with progress(len(rows), "translating") as advance:
+            found = translations(
+                [row["text"] for row in rows], seeded, prefixes=target_prefixes(rows, prefix, done),
+                constraints=constraints, progress=advance, first_line=done + 1,
+            )  # fmt: skip
         for number, (row, answers) in enumerate(zip(rows, found), done):
             sys.stdout.write(_written(row if as_json else None, number, answers, n_best))
         sys.stdout.flush()
@@ -175,6 +235,10 @@ def translate(
 
 def _written(row: Row | None, number: int, answers: list[GeneratedText], n_best: int) -> str:
     """The output for a line: the translation, the n best in the Moses format, or a JSON object."""
+    if answers[0].impossible is not None:
+        if row is None:
+            raise messages.IMPOSSIBLE(what=f"line {number + 1:,}", why=answers[0].impossible)
+        return json_text({**row, "translation": None, "reason": answers[0].impossible}) + "\n"
     if row is not None:
         several = [_facts(answer) for answer in answers]
         more = {"n_best": several} if n_best > 1 else {}
@@ -209,7 +273,11 @@ def _text(answer: GeneratedText) -> str:
     return f"{text} ||| {found['confidence']:.4f}" if found else text
 
 
-def _interactive(translations: Callable[..., list[list[GeneratedText]]], options: Options, prefix: str | None) -> None:
+def _interactive(
+    translations: Callable[..., list[list[GeneratedText]]], options: Options, prefix: str | None, steering: Steering
+) -> None:
+    from regard.decode.text_generator import require_possible
+
     typer.echo("Type a line, get its translation; Ctrl-D ends.", err=True)
     while True:
         try:
@@ -218,80 +286,11 @@ def _interactive(translations: Callable[..., list[list[GeneratedText]]], options
             typer.echo("", err=True)
             return
         try:
-            for answer in translations([line], options, prefixes=[prefix or ""])[0]:
-                typer.echo(_text(answer))
+            constraints = steering.constraints([{"text": line}], 0)
+            for answer in translations([line], options, prefixes=[prefix or ""], constraints=constraints)[0]:
+                typer.echo(_text(require_possible(answer, "the line")))
         except InputError as error:
             typer.echo(f"regard: error: {error}", err=True)
-
-
-def generate(
-    model: ModelFolder,
-    prompt: Annotated[
-        str | None,
-        typer.Argument(help="The text to continue; - reads standard input.", show_default="redirected input"),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="Maximum number of new tokens.", min=0, show_default="the model's, or 200")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k most likely tokens; 0 is all.", show_default="0")
-    ] = None,
-    top_p: TopP = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Sample from tokens at least this fraction as likely as the best.", show_default="0"),
-    ] = None,
-    beam: Annotated[int | None, typer.Option(help="Beam size, with --temperature 0.", show_default="1")] = None,
-    no_repeat_ngram: Annotated[int, typer.Option(help="Repeat no n-gram of this size; 0 is off.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: makes repeated tokens less likely.")] = 1.0,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
-    seed: Seed = None,
-    out: Annotated[Path | None, typer.Option(help="Write to this file: MIDI if it ends in .mid, else text.")] = None,
-    parts: Parts = None,
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """Continue a text.
-
-    Example: regard generate runs/python "def main(" --temperature 0.8
-    """
-    from regard.decode.options import Options
-
-    require_output("--out", out)
-    if temperature > 0:
-        refuse_unused(_SEARCHES, beam=beam)
-    else:
-        refuse_unused(_SAMPLES, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed)
-    given = {"beam": beam, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
-    options = Options(
-        max_tokens=max_tokens, temperature=temperature, no_repeat_ngram=no_repeat_ngram,
-        repetition_penalty=repetition_penalty, stop=tuple(stop or ()),
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-    )  # fmt: skip
-    if prompt == "-" or (prompt is None and _redirected()):
-        prompt = "\n".join(line for lines in input_lines() for line in lines)
-    loaded = load_model(model, device, threads, parts)
-    text = loaded.continuations([prompt or ""], options.with_tokens_of(loaded.defaults()))[0][0].text
-    if out is None:
-        typer.echo(text)
-        return
-    from regard.data.corpora.chorales import midi_of
-    from regard.store.files import write_output
-
-    write_output(out, midi_of(text) if out.suffix in (".mid", ".midi") else f"{text}\n".encode())
-    typer.echo(f"Wrote {out}.")
-
-
-def _redirected() -> bool:
-    """Whether standard input is a file or a pipe; one line says so if nothing comes through the pipe."""
-    try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (OSError, ValueError):
-        return False
-    if stat.S_ISFIFO(mode) and not select.select([sys.stdin], [], [], _PATIENCE)[0]:
-        typer.echo("Waiting for the prompt from standard input; Ctrl-C ends.", err=True)
-    return stat.S_ISREG(mode) or stat.S_ISFIFO(mode)
 
 
 def fill(
@@ -447,11 +446,12 @@ def score(
         _write(_scored(row if as_json else None, one, per_token) for row, one in zip(rows, found))
 
 
-def _input_rows(as_json: bool) -> Iterator[tuple[int, list[Row]]]:
+def _input_rows(as_json: bool, *, prefixes: bool = False) -> Iterator[tuple[int, list[Row]]]:
     """Standard input in chunks: the number of lines before, and a row with its text per line."""
     done = 0
     for lines in input_lines():
-        yield done, [_json_line(line, done + i) if as_json else {"text": line} for i, line in enumerate(lines, 1)]
+        numbered = enumerate(lines, done + 1)
+        yield done, [_json_line(line, n, prefixes=prefixes) if as_json else {"text": line} for n, line in numbered]
         done += len(lines)
 
 
@@ -469,7 +469,7 @@ def _progress(done: int, rows: Sequence[Row], what: str) -> Iterator[Progress]:
         raise
 
 
-def _json_line(line: str, number: int) -> Row:
+def _json_line(line: str, number: int, *, prefixes: bool = False) -> Row:
     """A JSON object with its text under "text", or a plain line; other keys are passed through."""
     where = f"standard input line {number:,}"
     if not line.lstrip().startswith("{"):
@@ -480,8 +480,8 @@ def _json_line(line: str, number: int) -> Row:
         raise InputError(f"{where} is not JSON: {error}. Leave out --json?") from None
     if not isinstance(value, dict) or not isinstance(value.get("text"), str):
         raise InputError(f'{where} has no text under "text". Give each line one, as in {{"text": "Hello"}}.')
-    if "target_prefix" in value:
-        raise InputError(f'{where} has a "target_prefix", which is not read. Use --prefix, for all lines.')
+    if "target_prefix" in value and not prefixes:
+        raise InputError(f'{where} has a "target_prefix", which only regard translate reads. Leave it out.')
     return value
 
 

@@ -61,7 +61,7 @@ def best_tokens(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def sample(options: Options, random_numbers: Callable[[], Tensor]) -> Propose:
-    """Sampling with temperature, top-k, min-p and top-p (nucleus sampling, Holtzman 2020): one token per row.
+    """Sampling with temperature, top-k, min-p, top-p (Holtzman 2020), typical and epsilon sampling: one token per row.
 
     `random_numbers` gives each row the next number of its own stream, so that the batch does not change a sample.
     """
@@ -74,16 +74,29 @@ def sample(options: Options, random_numbers: Callable[[], Tensor]) -> Propose:
         keep &= probabilities.cumsum(-1) - probabilities < options.top_p
         if options.top_k:
             keep &= ranks < options.top_k
-        keep |= ranks == 0
+        if options.typical < 1:
+            keep &= _typical(probabilities, options.typical)
+        keep &= probabilities >= options.epsilon
+        keep |= (ranks == 0) & ~keep.any(dim=-1, keepdim=True)
         cumulative = (probabilities * keep).double().cumsum(dim=-1)
         drawn = random_numbers().to(cumulative) * cumulative[:, -1]
         chosen = (cumulative <= drawn[:, None]).sum(dim=-1, keepdim=True)
-        # A number close to 1 must not select a token outside the nucleus.
-        chosen = torch.minimum(chosen, keep.sum(dim=-1, keepdim=True) - 1)
+        # A number close to 1 must not select a token after the last that is kept.
+        chosen = torch.minimum(chosen, (keep * ranks).amax(dim=-1, keepdim=True))
         tokens = order.gather(1, chosen)
         return sums + log_probabilities.gather(1, tokens), torch.zeros_like(tokens), tokens
 
     return propose
+
+
+def _typical(probabilities: Tensor, mass: float) -> Tensor:
+    """RN -> RN: the tokens whose surprise is nearest to the entropy, up to this probability together (Meister 2022)."""
+    surprise = -probabilities.clamp_min(1e-30).log()
+    entropy = (probabilities * surprise).sum(dim=-1, keepdim=True)
+    order = (surprise - entropy).abs().argsort(dim=-1, stable=True)
+    sorted_values = probabilities.gather(1, order)
+    before = sorted_values.cumsum(dim=-1) - sorted_values
+    return torch.zeros_like(probabilities, dtype=torch.bool).scatter(1, order, before < mass)
 
 
 class RandomNumbers:

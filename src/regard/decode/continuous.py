@@ -31,6 +31,7 @@ from regard.decode.inputs import BATCH_TOKENS, MAX_ROWS
 from regard.decode.options import Options
 from regard.decode.score import forced_logprobs
 from regard.decode.search import Search, joinable_options
+from regard.errors import InputError
 from regard.models.model import Network
 
 _MAX_SEARCHES = 8  # that take turns
@@ -146,6 +147,9 @@ class ContinuousSearch:
         self, request: Request, options: Options, *, on_token: OnToken | None = None, top_logprobs: int | None = None
     ) -> Ticket:
         """Queue a request; it starts at the next step, if there is room. `top_logprobs` asks for log-probabilities."""
+        if request.constraints or options.beam_groups > 1:
+            what = "constraints" if request.constraints else "beam_groups"
+            raise InputError(f"continuous batching does not honour {what}. Leave it out, or translate in one call.")
         ticket = Ticket(request, options, on_token, top_logprobs)
         ticket.rows = [
             _Row(ticket, one, next(self._numbers), sample)

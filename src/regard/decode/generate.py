@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.constraints import ConstraintCompiler
+from regard.decode.diverse import diverse_search
 from regard.decode.hypotheses import Hypothesis
 from regard.decode.inputs import BATCH_TOKENS, batch_by_length, pad
 from regard.decode.options import Options
@@ -19,23 +22,28 @@ from regard.decode.requests import prompt_requests as prompt_requests
 from regard.decode.requests import translation_request as translation_request
 from regard.decode.requests import translation_requests as translation_requests
 from regard.decode.search import NO_EOS, StepCallback, StoppingCriterion, search
+from regard.decode.terms import Constraints
 from regard.decode.workers import Workers
+from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Source
-from regard.models.model import Network
+from regard.models.generator import Generator
 from regard.progress import QUIET as QUIET
 from regard.progress import Progress as Progress
 
 _BATCH_ROWS = 128  # beams included: with fewer, a search takes longer per row
+BEAMS_FOR_TERMS = 5  # of a search for required terms, if it has none
 _SEED_STRIDE = 1_000_003  # between the seeds of the samples of one prompt
 
 
 def translate(
-    network: Network,
+    network: Generator,
     tokenizers: tuple[Tokenizer, Tokenizer],
     texts: Sequence[str],
     options: Options,
     *,
     prefixes: Sequence[str] | None = None,
+    constraints: Sequence[Constraints | None] | None = None,
+    compiler: ConstraintCompiler | None = None,
     progress: Progress = QUIET,
     first_line: int = 1,
     trained_length: int | None = None,
@@ -50,18 +58,36 @@ def translate(
         network, tokenizers, texts, options, prefixes=prefixes, first_line=first_line, trained_length=trained_length,
         note=note,
     )  # fmt: skip
-    return generate_texts(network, tokenizers[1], requests, options, progress)
+    requests = constrained_requests(requests, constraints)
+    return generate_texts(network, tokenizers[1], requests, options, progress, compiler=compiler)
 
 
 def continue_prompts(
-    network: Network, tokenizer: Tokenizer, prompts: Sequence[str], options: Options, *, progress: Progress = QUIET
-) -> list[list[GeneratedText]]:
-    """The n-best continuations of each prompt by a language model; their text includes the prompt."""
-    return generate_texts(network, tokenizer, prompt_requests(network, tokenizer, prompts, options), options, progress)
+    network: Generator, tokenizer: Tokenizer, prompts: Sequence[str], options: Options, *,
+    constraints: Sequence[Constraints | None] | None = None, compiler: ConstraintCompiler | None = None,
+    progress: Progress = QUIET,
+) -> list[list[GeneratedText]]:  # fmt: skip
+    """The n-best continuations of each prompt by a language model; their text includes the prompt.
+
+    Constraints are on the continuation alone.
+    """
+    requests = constrained_requests(prompt_requests(network, tokenizer, prompts, options), constraints)
+    return generate_texts(network, tokenizer, requests, options, progress, compiler=compiler)
+
+
+def constrained_requests(
+    requests: list[Request], constraints: Sequence[Constraints | None] | None
+) -> list[Request]:  # fmt: skip
+    """The requests with the constraints of each."""
+    if constraints is None:
+        return requests
+    if len(constraints) != len(requests):
+        raise InputError(f"{len(requests):,} texts and {len(constraints):,} constraints: give one per text.")
+    return [replace(request, constraints=one or None) for request, one in zip(requests, constraints)]
 
 
 def generate_texts(
-    network: Network,
+    network: Generator,
     tokenizer: Tokenizer,
     requests: Sequence[Request],
     options: Options,
@@ -69,17 +95,63 @@ def generate_texts(
     *,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,
+    compiler: ConstraintCompiler | None = None,
 ) -> list[list[GeneratedText]]:
     """Generate tokens and decode them to texts, without the prompts' special tokens and cut at stop strings."""
+    if any(request.constraints for request in requests):
+        compiler = compiler or ConstraintCompiler(tokenizer, network.vocabulary)
+        needy = [index for index, one in enumerate(requests) if one.constraints and one.constraints.requires]
+        searched = beams_for_terms(options) if needy else options
+        if searched is not options and len(needy) < len(requests):  # the other lines keep their own search
+            return _searched_apart(network, tokenizer, requests, options, progress, compiler, set(needy))
+        options = searched
     samples = [sample_requests(request, options) for request in requests]
     found = generate_tokens(
         network, [one for rows in zip(*samples) for one in rows], options, eos=end_token(tokenizer), progress=progress,
         on_step=on_step, ablation=ablation, stopping_criterion=stopping_criterion(tokenizer, options),
+        compiler=compiler,
     )  # fmt: skip
     return [
-        generated_texts(tokenizer, request, [h for row in found[index :: len(requests)] for h in row], options)
+        met_texts(
+            generated_texts(tokenizer, request, [h for row in found[index :: len(requests)] for h in row], options),
+            request, compiler, tokenizer,
+        )
         for index, request in enumerate(requests)
-    ]
+    ]  # fmt: skip
+
+
+def beams_for_terms(options: Options) -> Options:
+    """The options of a search for required terms, which needs beams."""
+    if options.temperature > 0 or options.beam_groups > 1:
+        what = "a temperature above 0 samples" if options.temperature > 0 else "beam_groups shares them otherwise"
+        raise InputError(f"a required term takes a beam search, and {what} (must). Leave one of them out.")
+    return options if options.beam > 1 else replace(options, beam=BEAMS_FOR_TERMS)
+
+
+def _searched_apart(
+    network: Generator, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress,
+    compiler: ConstraintCompiler, needy: set[int],
+) -> list[list[GeneratedText]]:  # fmt: skip
+    """The texts of requests of which some have required terms."""
+    found: dict[int, list[GeneratedText]] = {}
+    for some in (sorted(needy), [index for index in range(len(requests)) if index not in needy]):
+        batch = [requests[index] for index in some]
+        found |= zip(some, generate_texts(network, tokenizer, batch, options, progress, compiler=compiler))
+    return [found[index] for index in range(len(requests))]
+
+
+def met_texts(
+    texts: list[GeneratedText], request: Request, compiler: ConstraintCompiler | None, tokenizer: Tokenizer
+) -> list[GeneratedText]:
+    """The texts that meet the request's constraints; if there is none, an empty one that tells why."""
+    if compiler is None or request.constraints is None:
+        return texts
+    prompt = "" if request.source is not None else tokenizer.decode(request.prompt[request.special_tokens :])
+    unmet = [compiler.unmet(request.constraints, text.text[len(prompt) :]) for text in texts]
+    met = [text for text, why in zip(texts, unmet) if why is None]
+    if met:
+        return met
+    return [GeneratedText("", 0.0, 0.0, (), False, impossible=compiler.impossible(request, unmet[0] or ""))]
 
 
 def end_token(tokenizer: Tokenizer) -> int:
@@ -115,7 +187,7 @@ def generated_texts(
 
 
 def generate_tokens(
-    network: Network,
+    network: Generator,
     requests: Sequence[Request],
     options: Options,
     *,
@@ -124,14 +196,20 @@ def generate_tokens(
     progress: Progress = QUIET,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,
+    compiler: ConstraintCompiler | None = None,
 ) -> list[list[Hypothesis]]:
     """The n-best hypotheses of each request; `on_step` is called at each step, `ablation` switches heads off."""
+    device = next(network.parameters()).device
+    if options.beam_groups > 1 and any(request.constraints for request in requests):
+        raise InputError("beam_groups does not honour constraints (beam_groups). Leave one of them out.")
     results: list[list[Hypothesis]] = [[] for _ in requests]
     workers = Workers(network, in_order=on_step is not None or ablation is not None)
 
     def decode(indices: list[int]) -> list[list[Hypothesis]]:
         batch = [requests[index] for index in indices]
-        return search(
+        constraint = None if compiler is None else compiler.constraint(batch, device)
+        plain_or_diverse = diverse_search if options.beam_groups > 1 else partial(search, constraint=constraint)
+        return plain_or_diverse(
             network, [request.prompt for request in batch], options, eos=eos,
             limits=[request.max_tokens for request in batch], seeds=[request.seed for request in batch],
             source=encode_sources(network, [request.source for request in batch], ablation),
@@ -147,7 +225,7 @@ def generate_tokens(
 
 
 def encode_sources(
-    network: Network, sources: Sequence[Sequence[int] | None], ablation: Ablation | None = None
+    network: Generator, sources: Sequence[Sequence[int] | None], ablation: Ablation | None = None
 ) -> Source | None:
     """Encode a batch of sources of different lengths; None for a model without an encoder."""
     if network.shape == "decoder":
@@ -156,13 +234,13 @@ def encode_sources(
     return network.encode_source(ids, context=Context(padding=padding, ablation=ablation))
 
 
-def _batches(network: Network, requests: Sequence[Request], options: Options) -> Iterator[list[int]]:
+def _batches(network: Generator, requests: Sequence[Request], options: Options) -> Iterator[list[int]]:
     """Batches for a search: two or more, where each still has enough rows with its beams to be efficient."""
     rows = max(-(-len(requests) // 2), -(-_BATCH_ROWS // options.beam))
     lengths = [request.length for request in requests]
     return batch_by_length(network, lengths, BATCH_TOKENS // options.beam, rows=rows)
 
 
-def batch_requests(network: Network, requests: Sequence[Request], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
+def batch_requests(network: Generator, requests: Sequence[Request], tokens: int = BATCH_TOKENS) -> Iterator[list[int]]:
     """Indices of requests, longest first, in batches of at most this many tokens."""
     return batch_by_length(network, [request.length for request in requests], tokens)

@@ -16,6 +16,7 @@ from regard.decode.requests import check_length as check_length
 from regard.decode.requests import clamp_max_tokens as clamp_max_tokens
 from regard.decode.requests import text_template as text_template
 from regard.errors import InputError
+from regard.models.generator import Generator
 from regard.models.model import Model, Network
 from regard.models.readouts import Label
 
@@ -50,7 +51,7 @@ def require_capability(model: Model, tokenizer: Tokenizer, verb: str, what: str 
 
 
 def batch_by_length(
-    network: Network, lengths: Sequence[int], tokens: int = BATCH_TOKENS, *, rows: int | None = None
+    network: Generator, lengths: Sequence[int], tokens: int = BATCH_TOKENS, *, rows: int | None = None
 ) -> Iterator[list[int]]:
     """Indices of rows of these lengths, longest first, in batches of at most this many tokens, padding included.
 
@@ -58,7 +59,7 @@ def batch_by_length(
     published Reformer, the rows of a batch are equally long.
     """
     batch: list[int] = []
-    equal = not network.description.incremental
+    equal = not network.incremental
     most = min(MAX_ROWS, MAX_ROWS if rows is None else rows)
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         longest = lengths[batch[0]] if batch else 0

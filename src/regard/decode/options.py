@@ -36,6 +36,8 @@ class Options:
     top_k: int = 0
     top_p: float = 1.0  # nucleus sampling (Holtzman 2020)
     min_p: float = 0.0
+    typical: float = 1.0  # locally typical sampling (Meister 2022): this probability, of tokens of usual surprise
+    epsilon: float = 0.0  # epsilon sampling (Hewitt 2022): tokens at least so probable
     seed: int = 0
     no_repeat_ngram: int = 0
     repetition_penalty: float = 1.0
@@ -51,12 +53,15 @@ class Options:
     presence_penalty: float = 0.0  # OpenAI: subtracted from the logits of tokens that were generated before
     frequency_penalty: float = 0.0  # OpenAI: the same, once per time that they were generated
     logit_bias: tuple[tuple[int, float], ...] = ()  # OpenAI: (token, number added to its logit)
+    beam_groups: int = 1  # diverse beam search (Vijayakumar 2016): groups that the beams are shared among
+    diversity: float = 0.5  # subtracted per beam of an earlier group that takes the same token
 
     def __post_init__(self) -> None:
         bounds: dict[str, tuple[float, float]] = {
             "n_best": (1, 1024), "temperature": (0, 100), "top_k": (0, 1 << 31), "top_p": (0, 1), "min_p": (0, 1),
             "min_tokens": (0, 1 << 31), "max_tokens": (0, 1 << 31), "coverage_penalty": (0, 100),
-            "presence_penalty": (-100, 100), "frequency_penalty": (-100, 100),
+            "presence_penalty": (-100, 100), "frequency_penalty": (-100, 100), "typical": (0, 1), "epsilon": (0, 1),
+            "beam_groups": (1, 1024), "diversity": (0, 100),
             **{_HUGGING_FACE[name]: limits for name, limits in LIMITS.items()},
         }  # fmt: skip
         for name, (least, most) in bounds.items():
@@ -65,6 +70,13 @@ class Options:
                 raise InputError(f"{name} must be {least} to {most}, got {value}.")
         if self.n_best > self.beam and self.temperature == 0:
             raise InputError(f"n_best {self.n_best} needs a beam of at least {self.n_best}, got beam {self.beam}.")
+
+        if self.beam_groups > 1 and self.temperature > 0:
+            raise InputError(
+                "beam_groups shares the beams of a search, and a temperature above 0 samples. Leave it out."
+            )
+        if self.beam % self.beam_groups:
+            raise InputError(f"beam_groups must divide the beam, got {self.beam_groups} groups of {self.beam} beams.")
 
     def penalty(self, length: T) -> T:
         """The length penalty (Wu 2016): a sum of log-probabilities of this many tokens is divided by it."""

@@ -10,6 +10,7 @@ from regard import messages
 from regard.data.tokenize.encode import Reads, Template
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.options import Options
+from regard.decode.terms import Constraints
 from regard.errors import InputError
 
 
@@ -34,6 +35,7 @@ class Request:
     max_tokens: int
     seed: int = 0
     special_tokens: int = 1  # at the start of the prompt, before its text (BOS)
+    constraints: Constraints | None = None  # what the generated text must be like
 
     @property
     def length(self) -> int:
@@ -61,6 +63,7 @@ class GeneratedText:
     ended: bool  # by an end token or a stop string, not by the length limit
     alignment: tuple[tuple[int, int], ...] | None = None  # (source word, target word), when requested
     logprobs: TokenLogprobs | None = None  # when requested
+    impossible: str | None = None  # why there is no text that meets the constraints
 
 
 def translation_requests(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from regard.decode.beams import BeamMemory
 from regard.decode.candidates import Propose, RandomNumbers, beam_candidates, constrain, greedy, sample
+from regard.decode.constraints import SearchConstraint
 from regard.decode.hypotheses import EMPTY, Candidates, FinishedHypotheses, Hypothesis
 from regard.decode.inputs import Tokens, pad
 from regard.decode.options import Options
@@ -22,7 +24,7 @@ from regard.errors import InputError
 from regard.layers.cache import Layout, fill_gaps
 from regard.layers.contract import Ablation, Context, Source, concatenate, map_rows
 from regard.layers.record import Record
-from regard.models.model import Network
+from regard.models.generator import Generator
 
 NO_EOS = -1  # the end token of a model that has none, so that only a limit ends its texts
 _PREFILL_CHUNK = 1024  # tokens of a long prompt per call of the decoder
@@ -36,7 +38,7 @@ StepCallback = Callable[[Tensor, Candidates, Tensor], None]
 
 
 def search(
-    network: Network,
+    network: Generator,
     prompts: Tokens,
     options: Options,
     *,
@@ -47,15 +49,16 @@ def search(
     stopping_criterion: StoppingCriterion | None = None,
     on_step: StepCallback | None = None,
     ablation: Ablation | None = None,
+    constraint: SearchConstraint | None = None,
 ) -> list[list[Hypothesis]]:
     """The n-best continuations of each prompt, at most `limits[i]` tokens long.
 
     `seeds` gives each row its own random numbers; `stopping_criterion` tells whether a row's tokens hold a stop string;
-    `ablation` switches heads of the decoder off.
+    `ablation` switches heads of the decoder off; `constraint` is what the texts must be like.
     """
     beams = Search(
         network, prompts, options, eos=eos, limits=limits, source=source, seeds=seeds,
-        stopping_criteria=[stopping_criterion] * len(prompts), ablation=ablation,
+        stopping_criteria=[stopping_criterion] * len(prompts), ablation=ablation, constraint=constraint,
     )  # fmt: skip
     while len(beams.active):
         beams.step(on_step)
@@ -70,9 +73,10 @@ class Search:
     """
 
     def __init__(
-        self, network: Network, prompts: Tokens, options: Options, *, eos: int, limits: Sequence[int],
+        self, network: Generator, prompts: Tokens, options: Options, *, eos: int, limits: Sequence[int],
         source: Source | None = None, seeds: Sequence[int] | None = None, numbers: Sequence[int] | None = None,
         stopping_criteria: Sequence[StoppingCriterion | None] = (), ablation: Ablation | None = None,
+        constraint: SearchConstraint | None = None,
     ) -> None:  # fmt: skip
         self.network, self.options, self.eos = network, options, eos
         self.device = next(network.parameters()).device
@@ -85,14 +89,17 @@ class Search:
         self.stopping_criteria = [stopping_criteria[row] if stopping_criteria else None for row in rows]
         self.beam = options.beam if options.temperature == 0 else 1
         self.random_numbers = RandomNumbers([(seeds or range(len(prompts)))[row] for row in rows])
+        self.constraint = constraint
         self.propose = self._proposer()
         self.rows_per_sentence, self.started = 1, False
         self.new_tokens: int | Tensor = 0  # generated so far; per sentence once sentences joined that have fewer
         self.finished = FinishedHypotheses.empty(len(rows), self.beam, self.device)
         self.tokens = torch.zeros(len(rows), 1, 0, dtype=torch.long, device=self.device)  # -1 after a sentence's last
         self.sums = torch.zeros(len(rows), 1, device=self.device)
-        self.memory = BeamMemory(network.description.window)  # the KV cache
+        self.memory = BeamMemory(network.window)  # the KV cache
         if len(rows) < len(prompts):
+            if constraint is not None:
+                constraint.select(self.tensor(rows))
             source = map_rows(lambda tensor: tensor[self.tensor(rows)], source)
         self._set_prompts([prompts[row] for row in rows], source, ablation)
 
@@ -100,6 +107,8 @@ class Search:
         return torch.tensor(list(numbers), dtype=torch.long, device=self.device)
 
     def _proposer(self) -> Propose:
+        if self.constraint is not None and self.constraint.banks:
+            return partial(self.constraint.propose, (2 + len(self.options.extra_eos)) * self.beam)
         if self.options.temperature == 0:
             return greedy if self.beam == 1 else beam_candidates(self.beam, 1 + len(self.options.extra_eos))
         return sample(self.options, lambda: self.random_numbers.at(self.new_tokens))
@@ -127,6 +136,9 @@ class Search:
 
     def candidates(self) -> Candidates:
         log_probabilities = self.next_log_probabilities().unflatten(0, (len(self.active), self.rows_per_sentence))
+        if self.constraint is not None:
+            left = self.limits - self.new_tokens
+            self.constraint.mask(log_probabilities, left, (self.eos, *self.options.extra_eos))
         sums, parents, chosen = self.propose(log_probabilities, self.sums)
         generated = self.tokens.gather(1, parents[..., None].expand(-1, -1, self.tokens.shape[2]))
         tokens = self.append(generated, chosen)
@@ -134,6 +146,8 @@ class Search:
         eos = chosen == self.eos
         for extra in self.options.extra_eos:
             eos |= chosen == extra
+        if self.constraint is not None:
+            self.constraint.advance(parents, chosen, eos)
         finished = eos | self.meets_stopping_criterion(tokens, eos)
         at_limit = (self.new_tokens >= self.limits)[:, None] & ~finished
         return Candidates(sums, parents, tokens, eos, finished | at_limit, at_limit, log_probabilities)
@@ -163,9 +177,9 @@ class Search:
         history = torch.cat([prompts, self.tokens.flatten(0, 1)], dim=1)
         if self.beam > 1 and self.options.normalization == "length":
             # Hugging Face's beam search constrains log-probabilities: the other tokens do not become more likely.
-            found = self.constrain(logits.log_softmax(dim=-1), history)
-            return found.log_softmax(dim=-1) if self.options.renormalize_logits else found
-        return self.constrain(logits, history).log_softmax(dim=-1)
+            found = self.constrain(self.network.log_probabilities(logits), history)
+            return self.network.log_probabilities(found) if self.options.renormalize_logits else found
+        return self.network.log_probabilities(self.constrain(logits, history))
 
     def last_states(self) -> Tensor:
         """-> RD: run the decoder, and take the hidden state of each row's last token."""
@@ -182,7 +196,7 @@ class Search:
     def prefill(self) -> int:
         """Chunked prefill: read long prompts in chunks, all but the last, if memory is constant; -> tokens read."""
         chunks = (int(self.prompt_lengths.min()) - 1) // _PREFILL_CHUNK
-        read = chunks * _PREFILL_CHUNK if self.network.description.constant_memory else 0
+        read = chunks * _PREFILL_CHUNK if self.network.constant_memory else 0
         for start in range(0, read, _PREFILL_CHUNK):
             context = replace(self.context, padding=None, start=start)
             ids = self.input_ids[:, start : start + _PREFILL_CHUNK]
@@ -231,6 +245,8 @@ class Search:
     def collect_finished(self, candidates: Candidates) -> None:
         """Add finished candidates among the best `beam` to the finished hypotheses of their sentence."""
         ranks = torch.arange(candidates.sums.shape[1], device=self.device)
+        if self.constraint is not None:
+            ranks = self.constraint.ranks(candidates.sums)
         lengths = self.new_tokens if isinstance(self.new_tokens, int) else self.new_tokens[:, None]
         scores = candidates.sums / self.length_penalty(lengths)
         if self.coverage is not None:
@@ -250,7 +266,12 @@ class Search:
     def keep_best(self, candidates: Candidates) -> Tensor:
         """Keep the best `beam` unfinished candidates; -> A k: their indices."""
         unfinished = candidates.sums.masked_fill(candidates.finished, -torch.inf)
-        self.sums, order = unfinished.topk(self.beam, dim=1)
+        if self.constraint is None:
+            self.sums, order = unfinished.topk(self.beam, dim=1)
+        else:
+            order = self.constraint.allocate(unfinished, self.beam)
+            self.sums = unfinished.gather(1, order)
+            self.constraint.keep(order)
         self.tokens = candidates.tokens.gather(1, order[..., None].expand(-1, -1, candidates.tokens.shape[2]))
         return order
 
@@ -277,6 +298,8 @@ class Search:
         source = map_rows(lambda tensor: tensor.index_select(0, stay), self.context.source)
         self.context = replace(self.context, source=source)
         self.finished = self.finished.select(stay)
+        if self.constraint is not None:
+            self.constraint.select(stay)
         self.tokens, self.sums, self.active = self.tokens[stay], self.sums[stay], self.active[stay]
         self.limits, self.prompt = self.limits[stay], self.prompt[stay]
         self.prompt_lengths = self.prompt_lengths[stay]
@@ -303,7 +326,8 @@ class Search:
         """Whether `join` gives the results of both searches: equal options, and output that no padding changes."""
         own, theirs = (joinable_options(search.options) for search in (self, other))
         same = self.network is other.network and self.eos == other.eos and own == theirs
-        return same and self.network.description.incremental and self.context.ablation == other.context.ablation
+        same &= self.constraint is None and other.constraint is None
+        return same and self.network.incremental and self.context.ablation == other.context.ablation
 
     def join(self, other: Search) -> None:
         """Take over the active sentences of another search; both have advanced by one step at least."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from regard.models.model import Network
+from regard.models.generator import Generator
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -30,7 +30,7 @@ class Workers:
     What a batch holds never depends on the number of threads, so neither do the results.
     """
 
-    def __init__(self, network: Network, *, in_order: bool = False) -> None:
+    def __init__(self, network: Generator, *, in_order: bool = False) -> None:
         self.count = 1 if in_order or not can_share(network) else torch.get_num_threads()
         self._abandoned = threading.Event()
 
@@ -109,7 +109,7 @@ def _received(found: SimpleQueue[tuple[Any, Any, BaseException | None]], running
 _END: Any = object()
 
 
-def can_share(network: Network) -> bool:
+def can_share(network: Generator) -> bool:
     """Whether several threads may compute with a network at once.
 
     Not on a GPU, which computes one batch at a time; not while training, whose dropout needs an order; not with hooks

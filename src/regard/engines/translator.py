@@ -21,8 +21,10 @@ from typing import Any, Literal, Protocol
 
 from regard.data.tokenize.encode import Reads
 from regard.data.tokenize.tokenizer import Tokenizer
+from regard.decode.mbr import MBR
 from regard.decode.options import Options, default_options
 from regard.decode.requests import GeneratedText, Request, translation_requests
+from regard.decode.terms import Constraints
 from regard.engines.folder import Converted, Precision, read_converted, read_proof
 from regard.errors import InputError, Note
 from regard.progress import QUIET, Progress
@@ -45,6 +47,7 @@ class Torch(Protocol):
 
     def translations(
         self, texts: Sequence[str], options: Options | None = None, *, prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Constraints | None] | None = None, mbr: MBR | None = None,
         progress: Progress | None = None, alignment: bool = False, replace_unknown: bool = False, first_line: int = 1,
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """As `Translator.translations`."""
@@ -120,6 +123,7 @@ class Translator:
 
     def translations(
         self, texts: Sequence[str], options: Options | None = None, *, prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Constraints | None] | None = None, mbr: MBR | None = None,
         progress: Progress | None = None, alignment: bool = False, replace_unknown: bool = False, first_line: int = 1,
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """The n-best translations of each text with their scores, as torch finds them."""
@@ -127,12 +131,13 @@ class Translator:
         reason = refused(options, prefixes, alignment=alignment, replace_unknown=replace_unknown)
         if options.early_stopping is False and self._rule(options) == "horizon":
             reason = reason or "early_stopping"
+        reason = reason or ("constraints" if any(constraints or ()) else "mbr" if mbr is not None else None)
         requests = [] if reason else self._requests(texts, options, first_line)
         reason = reason or self._too_long(requests)
         if reason:
             return self._in_torch(reason).translations(
-                texts, options, prefixes=prefixes, progress=progress, alignment=alignment,
-                replace_unknown=replace_unknown, first_line=first_line,
+                texts, options, prefixes=prefixes, constraints=constraints, mbr=mbr, progress=progress,
+                alignment=alignment, replace_unknown=replace_unknown, first_line=first_line,
             )  # fmt: skip
         return self._search(requests, options, progress or QUIET)
 

@@ -281,7 +281,7 @@ class Network(nn.Module):
             if description.shared and source_vocabulary is None:
                 self.source_embed.table.weight = self.embed.table.weight
         stack, auxiliary = description.decoder or description.encoder, description.auxiliary
-        width = stack.output_width(width) if stack else width
+        self.state_width = width = stack.output_width(width) if stack else width
         self.readout: Readout = description.readout.build(width, vocabulary, self.embed.table)
         self.mix = description.mix.build(len(stack.layers) + 1) if description.mix and stack else None
         self.auxiliary = auxiliary.build(width, vocabulary, self.embed.table) if auxiliary else None
@@ -299,6 +299,21 @@ class Network(nn.Module):
     def max_positions(self) -> int | None:
         """How many tokens it can read at once; None when there is no bound."""
         return self.embed.max_positions
+
+    @property
+    def window(self) -> int | None:
+        """How many of the last tokens a query attends to at most; None when there is no bound."""
+        return self.description.window
+
+    @property
+    def incremental(self) -> bool:
+        """Whether later tokens never change earlier outputs, so that padding changes nothing."""
+        return self.description.incremental
+
+    @property
+    def constant_memory(self) -> bool:
+        """Whether it reads a text of any length in segments, with memory that does not grow with the text."""
+        return self.description.constant_memory
 
     def forward(
         self, ids: Tensor, *, source_ids: Tensor | None = None, source_padding: Tensor | None = None,
@@ -402,6 +417,10 @@ class Network(nn.Module):
         child = replace(context.child("decoder"), final_state=False)
         states, memory = self.decoder(self.embed(ids, context), child, memory)
         return states, memory
+
+    def log_probabilities(self, logits: Tensor) -> Tensor:
+        """...N -> ...N: the log-probabilities of logits, which a search may have constrained."""
+        return logits.log_softmax(dim=-1)
 
 
 def move_padding_right(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi.responses import StreamingResponse
 
 from regard.decode.generate import GeneratedText
+from regard.decode.stream import certain_text
 from regard.serve.completions import Piece, Plan, Prompt, completion_text, generated_pieces, logprobs_of
 from regard.serve.refusal import refusal_of
 
@@ -131,19 +132,6 @@ class Row:
             pieces = [*takewhile(whole, pieces)]
         self.pieces += pieces
         return new, pieces
-
-
-def certain_text(text: str, stops: Sequence[str]) -> str:
-    """A text without its end, as far as the next tokens may change it: half a character, or the start of a stop."""
-    for stop in stops:
-        if (end := text.find(stop)) >= 0:
-            text = text[:end]
-    text = text.rstrip("\ufffd")
-    held = 0
-    for stop in stops:
-        sizes = range(min(len(stop) - 1, len(text)), 0, -1)
-        held = max(held, next((size for size in sizes if text.endswith(stop[:size])), 0))
-    return text[: len(text) - held]
 
 
 async def events(

@@ -41,6 +41,8 @@ _UNSPACED = re.compile(
 _VISIBLE = str.maketrans({" ": "▁", "\n": "↵", "\t": "⇥"})
 _NO_REPLACEMENTS: Mapping[int, str] = MappingProxyType({})
 
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
 FIRST_TEXT, SECOND_TEXT = -1, -2
 
 Pieces = tuple[tuple[int, int], ...]
@@ -251,6 +253,22 @@ class Tokenizer:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    @property
+    def context_free(self) -> bool:
+        """Whether a token adds the same text at the start of a text and after other text."""
+        return self._byte_level
+
+    def surface(self, number: int, before: Sequence[int]) -> str | None:
+        """What a token adds to the text of others, bytes of unfinished characters as lone surrogates; None: special."""
+        token = self._tokenizer.id_to_token(number) if number < self.vocabulary else None
+        if token is None or token in self._specials:
+            return None
+        if self._byte_level and all(character in BYTES for character in token):
+            return bytes(BYTES[character] for character in token).decode("utf-8", "surrogateescape")
+        known = self.decode(before)
+        text = self.decode([*before, number])[len(known) :]
+        return lone_byte(token) if text == "\ufffd" else text
+
     def to_json(self) -> str:
         """The content of a tokenizer.json."""
         return self._json
@@ -384,6 +402,11 @@ def word_ids(text: str, offsets: Sequence[Offsets]) -> list[int]:
     return found
 
 
+def is_unspaced(character: str) -> bool:
+    """Whether a character belongs to a script without spaces between words."""
+    return _UNSPACED.match(character) is not None
+
+
 def _cut_unspaced(text: str, start: int, end: int) -> list[Offsets]:
     """A word cut around the characters of unspaced scripts, each with its combining marks."""
     starts = [start]
@@ -402,3 +425,9 @@ def _refuse_surrogates(texts: Sequence[str]) -> None:
                 f"the text holds an unpaired surrogate (U+{ord(half.group()):04X}) at position {half.start() + 1}. "
                 "Give valid Unicode."
             )
+
+
+def lone_byte(token: str) -> str:
+    """The surface of a token of one byte, as <0xE2>: a lone surrogate, as Python's "surrogateescape" decodes it."""
+    found = _BYTE_TOKEN.fullmatch(token)
+    return bytes([int(found[1], 16)]).decode("utf-8", "surrogateescape") if found else "\ufffd"
