@@ -235,29 +235,6 @@ def long_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     return f"Long texts, {long.rounds(base)}", found.tables(whose), long.facts(base, chosen.repeat, limits)
 
 
-def duplication_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
-    """The duplication task: title, table, facts."""
-    from bench import duplication
-
-    names = duplication.Task.__dataclass_fields__
-    task = duplication.Task(**{name: getattr(chosen, name) for name in names})
-    if chosen.keep is not None:
-        chosen.keep.mkdir(parents=True, exist_ok=True)
-    found = duplication.measure(
-        task, chosen.learning, chosen.asking, chosen.keep, lambda line: print(line, file=sys.stderr)
-    )
-    return f"Duplication, {task.length} tokens", duplication.table(found), duplication.facts(task)
-
-
-def critic_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
-    """The claim of SHA-RNN on a text: title, table, facts."""
-    from bench import critic
-
-    task = critic.Task(**{name: getattr(chosen, name) for name in critic.Task.__dataclass_fields__})
-    found = critic.measure(task, chosen.text, chosen.keep, chosen.jobs, lambda line: print(line, file=sys.stderr))
-    return f"SHA-RNN, {Path(chosen.text).stem}", critic.table(found), critic.facts(task, chosen.jobs)
-
-
 def page_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     """The attention page: title, table, facts."""
     from bench import bertviz
@@ -367,23 +344,8 @@ def arguments() -> argparse.ArgumentParser:
     batching.add_argument("--beams", type=size_list, default=[5, 1], help="beam sizes, each measured: 5,1")
     batching.add_argument("--max-tokens", type=int, default=128, help="of a translation")
     add_long(rows.add_parser("long", help="time and memory of a step by length, against full attention and Reformers"))
-    add_duplication(rows.add_parser("duplication", help="the Reformer paper's task, by rounds of hashing"))
-    add_critic(rows.add_parser("critic", help="SHA-RNN with one head, none and many, and a Transformer, in equal time"))
     add_page(rows.add_parser("page", help="opening and pointing at the attention page, against BertViz's head view"))
     return parser
-
-
-def add_critic(row: argparse.ArgumentParser) -> None:
-    """The options of the row on SHA-RNN."""
-    from bench.critic import Task
-
-    row.set_defaults(run=critic_row, peers=(), threads=1)
-    for name, field in Task.__dataclass_fields__.items():
-        row.add_argument(f"--{name}", type=type(field.default), default=field.default)
-    row.add_argument("--text", default="python", help="a text file, or `python`: the standard library's source")
-    row.add_argument("--keep", type=Path, required=True, help="folder of the runs; an interrupted one resumes")
-    row.add_argument("--jobs", type=int, default=1, help="models trained at a time, one thread each")
-    row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 
 
 def add_page(row: argparse.ArgumentParser) -> None:
@@ -397,22 +359,6 @@ def add_page(row: argparse.ArgumentParser) -> None:
     row.add_argument("--rounds", type=int, default=5, help="how often all are opened")
     row.add_argument("--limit", type=float, default=120.0, help="seconds that a page may take")
     row.add_argument("--seed", type=int, default=1)
-    row.add_argument("--threads", type=int)
-    row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
-
-
-def add_duplication(row: argparse.ArgumentParser) -> None:
-    """The options of the duplication task."""
-    from bench.duplication import Task
-
-    row.set_defaults(run=duplication_row, peers=())
-    for name, field in Task.__dataclass_fields__.items():
-        row.add_argument(f"--{name}", type=type(field.default), default=field.default)
-    row.add_argument(
-        "--learning", type=size_list, default=[0, 4, 2, 1], help="hash rounds in training; 0 is full attention"
-    )
-    row.add_argument("--asking", type=size_list, default=[0, 8, 4, 2, 1], help="hash rounds in evaluation")
-    row.add_argument("--keep", type=Path, help="folder of models; an interrupted run resumes")
     row.add_argument("--threads", type=int)
     row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
 

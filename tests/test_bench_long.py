@@ -12,15 +12,13 @@ import pytest
 import torch
 
 from bench import __main__ as command_line
-from bench import duplication, long
+from bench import long
 from bench.long import GIB, Cost, Costs, Found, Kept, Limits, by_length, extended, measure, plot, sweep
 from bench.reformers import CHUNKS, FULL, LAYERS, LSH, MODELS, PLAIN, Case, work
-from regard.data.batching import IGNORE_INDEX
 from regard.errors import InputError
 
 SMALL = Case(PLAIN, 128, depth=1, width=32, heads=2, window=16, threads=1)
 ALL = [*MODELS]
-TASK = duplication.Task(16, symbols=5, width=16, heads=2, window=4, buckets=2, steps=4, batch=2)
 
 
 def needed(who: str) -> None:
@@ -158,58 +156,7 @@ def test_a_missing_peer_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert (Path(command_line.__file__).parent / "reformer.txt").is_file()
 
 
-def test_a_text_repeats_its_half_and_only_the_second_is_a_target():
-    ids, targets = TASK.draw(3, 2)
-    whole = torch.cat([ids, targets[:, -1:]], dim=1)
-    assert torch.equal(whole[:, :8], whole[:, 8:])
-    assert whole[:, 0].tolist() == [0, 0]
-    assert int(whole[:, 1:8].min()) >= 1
-    assert torch.equal(targets[:, 8:], whole[:, 9:])
-    assert bool((targets[:, :8] == IGNORE_INDEX).all())
-    assert not torch.equal(ids, TASK.draw(4, 2)[0])
-    assert not torch.equal(TASK.draw(1, 2)[0], TASK.draw(-1, 2)[0])
-
-
-def test_a_model_that_was_interrupted_goes_on_as_if_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(duplication, "_OFTEN", 2)
-
-    def stop(line: str) -> None:
-        raise KeyboardInterrupt(line)
-
-    with pytest.raises(KeyboardInterrupt):
-        duplication.learn(TASK, 2, tmp_path / "kept.pt", stop)
-    said: list[str] = []
-    again = duplication.learn(TASK, 2, tmp_path / "kept.pt", said.append)
-    assert len(said) == 1
-    whole = duplication.learn(TASK, 2, say=said.append)
-    for name, weight in whole.state_dict().items():
-        torch.testing.assert_close(again.state_dict()[name], weight)
-
-
 @pytest.mark.parametrize("length", [1, 1000, 10_000, 20_000, 1 << 20])
 def test_buckets_of_any_length_are_even(length: int):
     buckets = Case(LSH, length).buckets
     assert all(count >= 2 and count % 2 == 0 for count in (buckets if isinstance(buckets, tuple) else (buckets,)))
-
-
-def test_a_model_that_was_kept_with_other_settings_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(duplication, "_OFTEN", 2)
-    duplication.learn(TASK, 2, tmp_path / "kept.pt", str)
-    with pytest.raises(InputError, match=r"kept\.pt was trained with other settings\. Choose another --keep\."):
-        duplication.learn(replace(TASK, window=2), 2, tmp_path / "kept.pt", str)
-
-
-def test_the_table_has_the_papers_shape(capsys: pytest.CaptureFixture[str]):
-    words = ["duplication", "--length", "16", "--symbols", "5", "--width", "16", "--heads", "2", "--window", "4"]
-    words += ["--buckets", "2", "--steps", "2", "--learning", "0,1", "--asking", "0,2", "--threads", "1"]
-    assert command_line.main(words) == 0
-    said = capsys.readouterr().out
-    assert "| trained with | full attention | LSH, 2 rounds |" in said
-    assert "| LSH, 1 round | " in said
-
-
-@pytest.mark.slow
-def test_duplication_is_learnt():
-    task = replace(TASK, symbols=7, width=32, steps=300, batch=32, learning_rate=5e-3)
-    learnt = duplication.learn(task, duplication.FULL)
-    assert duplication.accuracy(task, learnt, duplication.FULL) > 0.95

@@ -9,7 +9,7 @@ from regard.errors import CannotResume, DamagedFile, DiskTrouble, InputError, In
 from regard.version import __version__
 
 if TYPE_CHECKING:
-    from regard import serve
+    from regard import lab, serve
     from regard.api import ensemble, load, save, side_by_side, steps
     from regard.config.run import train
     from regard.evaluation.bench import bench
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CannotResume", "DamagedFile", "DiskTrouble", "InputError", "Interrupted", "RegardError", "RunFailed",
-    "__version__", "bench", "check", "ensemble", "load", "save", "serve", "side_by_side", "steps", "train", "zoo",
+    "__version__", "bench", "check", "ensemble", "lab", "load", "save", "serve", "side_by_side", "steps", "train",
+    "zoo",
 ]  # fmt: skip
 
 _HOMES = {
@@ -26,7 +27,7 @@ _HOMES = {
     "side_by_side": "api", "steps": "api", "train": "config.run",
 }  # fmt: skip
 
-_PACKAGES = {"serve": "serve", "zoo": "models.zoo"}
+_PACKAGES = {"lab": "lab", "serve": "serve", "zoo": "models.zoo"}
 
 
 def __getattr__(name: str) -> Any:

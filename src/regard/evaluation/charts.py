@@ -44,7 +44,7 @@ def points(lines: Lines, name: str) -> list[tuple[float, float]]:
 
 
 ACCENT, QUIET, _LINE = "#17508c", "#6c6f76", "#dcdcd6"
-_COLORS = (ACCENT, "#c4511d", "#2b7a4b", "#7a4fa3", "#a07400", "#b02a63", "#0a7a85", "#4d5057")
+COLORS = (ACCENT, "#c4511d", "#2b7a4b", "#7a4fa3", "#a07400", "#b02a63", "#0a7a85", "#4d5057")
 _DARK = ("#86b7f3", "#ff9d70", "#7bcf9d", "#c6a5f2", "#e3bf5b", "#f58fb8", "#6bcfd8", "#c3c6cc")
 _MARKS = "osD^vPX*"
 _POINTS = 500  # per curve
@@ -63,7 +63,7 @@ STYLE = (
 .key { overflow-wrap: anywhere } .key::before { content: ""; display: inline-block; width: .7em; height: .7em;
   margin-right: .45em; border-radius: 50%; background: var(--own) }
 """
-    + " ".join(f".m{number} {{ --own: {color} }}" for number, color in enumerate(_COLORS))
+    + " ".join(f".m{number} {{ --own: {color} }}" for number, color in enumerate(COLORS))
     + "\n@media screen and (prefers-color-scheme: dark) { "
     + " ".join(f".m{number} {{ --own: {color} }}" for number, color in enumerate(_DARK))
     + " }\n"
@@ -80,7 +80,7 @@ class Curve(NamedTuple):
 
 def style_of(number: int) -> str:
     """The CSS class of the n-th of several curves; after eight, colours repeat with dashes."""
-    return f"m{number % len(_COLORS)}" + (" again" if number >= len(_COLORS) else "")
+    return f"m{number % len(COLORS)}" + (" again" if number >= len(COLORS) else "")
 
 
 def key(name: str, style: str) -> str:
@@ -197,8 +197,8 @@ def _draw_lines(axes: Any, panel: Panel, highest: Sequence[float]) -> None:
     """One line with its own colour and marker per model; the first lies on top."""
     columns = range(len(panel.buckets))
     for number, line in enumerate(panel.lines):
-        color = line.color or _COLORS[number % len(_COLORS)]
-        style = "-" if number < len(_COLORS) else "--"
+        color = line.color or COLORS[number % len(COLORS)]
+        style = "-" if number < len(COLORS) else "--"
         axes.plot(
             columns, line.values, style, color=color, linewidth=2, marker=_MARKS[number % len(_MARKS)], markersize=5,
             clip_on=False, zorder=3 - number / 100,
