@@ -2,6 +2,7 @@
 #   make demo TORCH_INDEX=ADDRESS             torch from another package index, such as that of its CPU build
 #   make demo PYTHON=python3.12               another Python
 #   make demo SET='--set train.steps=20'      short training, to see what the demo does
+#   make storm STORM='--only A,B3'            some rows of the storm; those that have a result are not run again
 PYTHON ?= python3
 BIN    := .venv/bin
 DEMO   ?= runs/demo
@@ -67,13 +68,10 @@ check: .venv/developing  ## format, lint, types, layers, fast tests
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n auto -m "not slow and not storm"
 
-storm: .venv/developing  ## runs killed at random, full disks, damaged files, a server under load and a soak of half an hour
-	$(BIN)/python tests/storm.py --runs 20 --kills 5
-	$(BIN)/python tests/disk.py
-	$(BIN)/python tests/fuzz.py
-	$(BIN)/python tests/serving.py
+storm: .venv/developing  ## every failure test at its figure (five hours; make storm STORM='--minutes 30'), mutations, long tests
+	$(BIN)/python -m tests.storm --out runs/storm $(STORM)
+	$(BIN)/python -m tests.mutate
 	$(BIN)/pytest -n auto -m storm
-	$(BIN)/python -W ignore tests/pipelines.py
 
 notebook: .venv/developing  ## run the notebook whole, in about three minutes, and store its results in it
 	cd docs && ../$(BIN)/jupyter execute --inplace --timeout=3600 tutorial.ipynb

@@ -43,3 +43,11 @@ def test_only_a_full_disk_asks_for_space_and_another_folder_is_always_named(tmp_
     with pytest.raises(DiskTrouble, match=r"another folder: REGARD_CACHE=") as found:
         Cache(tmp_path).table("text", 1, fail)
     assert ("Free some space" in str(found.value)) == full
+
+
+def test_a_home_that_cannot_be_written_is_a_cache_that_cannot(tmp_path: Path):
+    (tmp_path / "home").write_text("in the way")
+    with pytest.raises(DiskTrouble, match=r"cannot write the cache .*home/.cache/regard: .* REGARD_CACHE="):
+        Cache(tmp_path / "home" / ".cache" / "regard").table("text", 1, make)
+    with pytest.raises(DiskTrouble, match="REGARD_CACHE="):
+        Cache(Path("/proc/1/nowhere/.cache/regard")).table("text", 1, make)

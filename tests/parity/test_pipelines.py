@@ -1,6 +1,6 @@
 """From text: labels, tags, vectors, fills, generations and translations are those of transformers.
 
-`tests/pipelines.py` compares 200 lines with every kind, head and tokenizer form.
+`tests/storm/pipelines.py` compares 200 lines with every kind, head and tokenizer form.
 """
 
 from __future__ import annotations

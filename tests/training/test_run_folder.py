@@ -14,7 +14,7 @@ import pytest
 
 from regard.errors import InputError
 from regard.training.lock import folder_lock
-from tests.disk import faults, small_disk
+from tests.storm.disk import faults, small_disk
 from tests.training.runs import at_steps, digests, other_torch, regard, start, write_recipe
 
 pytestmark = pytest.mark.slow

@@ -52,13 +52,27 @@ def _locked(folder: Path) -> Iterator[None]:
             raise messages.IN_USE(folder=folder, holder=holder) from None
         except OSError as error:
             raise InputError(f"{folder} cannot be locked: {error.strerror}. Choose a folder on another disk.") from None
-        holder = f"process {os.getpid()} on host {socket.gethostname()} (started {time.strftime('%H:%M')})"
+        holder = f"{_this_process()} (started {time.strftime('%H:%M')})"
         with disk_errors(folder / ".lock", len(holder)):
             lock.truncate(0)
             os.write(lock.fileno(), holder.encode())
         for left in folder.glob(f".*{PARTIAL}"):  # by a process that was killed while writing
             left.unlink(missing_ok=True)
         yield
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on host {socket.gethostname()}"
+
+
+def require_lock(folder: Path) -> None:
+    """Raise an error if another process took the folder: on some network disks, locks do not reach other machines."""
+    try:
+        holder = (folder / ".lock").read_text().strip()
+    except OSError:  # nobody holds it, or the disk is in trouble, which the next write reports
+        return
+    if holder and not holder.startswith(f"{_this_process()} "):
+        raise messages.IN_USE(folder=folder, holder=holder)
 
 
 def make_writable(folder: Path) -> None:

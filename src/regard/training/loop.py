@@ -26,6 +26,7 @@ from regard.store.files import disk_errors, ignore_write_point
 from regard.store.folder import write_weights
 from regard.store.manifest import write_model_files
 from regard.training.distributed import World
+from regard.training.lock import require_lock
 from regard.training.log import Log, Watcher
 from regard.training.memory import first_epoch
 from regard.training.settings import Training
@@ -252,6 +253,7 @@ class Run:
 
         -> the step of the newest checkpoint, or -1.
         """
+        require_lock(self.folder)
         settings, trainer, folder = self.job.settings, self.trainer, checkpoints_folder(self.folder)
         state = {
             "trainer": trainer.state(), "best": self.best, "worse": self.worse, "seconds": self.seconds,

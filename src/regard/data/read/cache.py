@@ -104,7 +104,10 @@ class Cache:
                 columns.close()
             return _publish(unfinished, folder)
         except OSError as error:
-            if error.filename is not None and not str(error.filename).startswith(str(self.root)):
+            named = error.filename
+            # Of a home that cannot be written, a folder above the cache is named.
+            above = named is not None and self.root is not None and Path(named) in self.root.parents
+            if named is not None and not above and not str(named).startswith(str(self.root)):
                 raise
             raise cache_error(self.root, error) from None
         finally:

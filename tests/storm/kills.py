@@ -1,17 +1,12 @@
-"""The storm: runs killed with SIGKILL, at random moments and at every write point, equal the unbroken run."""
+"""Runs killed with SIGKILL, at random moments and at every write point, equal the unbroken run."""
 
 from __future__ import annotations
 
-import argparse
-import platform
 import random
-import sys
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
 from regard.store.checkpoint import newest_checkpoint
 from tests.training.runs import digests, kill_at, regard, start, write_recipe
 
@@ -80,19 +75,3 @@ def at_every_point(folder: Path, times: int) -> tuple[int, int]:
         same += good
         print(f"killed {point}, time {turn}: {'identical' if good else 'DIFFERENT'}", flush=True)
     return same, len(cases)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--kills", type=int, default=5)
-    parser.add_argument("--points", type=int, default=3, help="how often to kill at each write point")
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
-        same, total = storm(Path(temporary), given.runs, given.kills, given.seed)
-    print(f"{same} of {given.runs} identical after {total} kills (seed {given.seed}, {platform.machine()})")
-    with tempfile.TemporaryDirectory() as temporary:
-        good, cases = at_every_point(Path(temporary), given.points)
-    print(f"{good} of {cases} identical after a kill at a write point ({platform.machine()})")
-    sys.exit((same, good) != (given.runs, cases))

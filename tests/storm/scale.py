@@ -1,21 +1,13 @@
-"""A corpus of many lines: memory stays flat while it is read, and a resume at 99 % takes no longer than at 1 %.
-
-    python tests/scale.py --lines 10000000 --folder /somewhere/with/room
-
-Prints what it measures; `make storm` runs it smaller. Each measurement is a process of its own.
-"""
+"""A corpus of many lines: memory stays flat while it is read, and a resume at 99 % takes no longer than at 1 %."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import random
-import resource
-import subprocess
-import sys
-import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
+
+from tests.storm.rows import command
 
 RECIPE = """
 [model]
@@ -32,7 +24,6 @@ batch_tokens = 2048
 save_every   = 1000000
 """
 
-PEAK = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
 READ = """
 import sys
 from regard.config.recipe import read_recipe
@@ -84,43 +75,41 @@ def write_corpus(folder: Path, lines: int) -> None:
             other.write("".join(" ".join(reversed(row)) + "\n" for row in rows))
 
 
-def python(*arguments: str) -> tuple[str, float]:
+@dataclass(frozen=True)
+class Reading:
+    """What reading a corpus took; megabytes are those beyond the imports."""
+
+    pairs: int
+    seconds: float
+    megabytes: int
+    with_report: int
+
+
+def python(*arguments: str, cache: Path) -> tuple[str, float]:
     """Run a process; -> what it said, and how long it took."""
-    start = time.perf_counter()
-    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return done.stdout.strip(), time.perf_counter() - start
+    done = command(*arguments, timeout=3000, REGARD_CACHE=str(cache))
+    if done.code:
+        raise AssertionError(done.err[-400:])
+    return done.out.strip(), done.seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", type=int, default=10_000_000)
-    parser.add_argument("--folder", type=Path, default=None)
-    options = parser.parse_args()
-    folder = options.folder or Path(tempfile.mkdtemp(prefix="regard-scale-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    os.environ["REGARD_CACHE"] = str(folder / "cache")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    print(f"python {sys.version.split()[0]}, {os.cpu_count()} cores, page size {resource.getpagesize()}")
-    for lines in (options.lines // 10, options.lines):
-        write_corpus(folder, lines)
-        recipe = folder / f"{lines}.toml"
-        recipe.write_text(RECIPE.format(folder=folder, lines=lines, steps=2))
-        for time_of in ("first", "second"):
-            said, seconds = python("-c", READ, str(recipe))
-            samples, before, after, reported = said.split()
-            print(
-                f"{lines:,} lines, {time_of} time: {seconds:.1f} s, {int(samples):,} pairs; peak memory {before} MiB "
-                f"before reading, {after} MiB after, {reported} MiB with the report",
-                flush=True,
-            )
-    for share in (0.01, 0.99, 0.01, 0.99):
-        out = folder / f"run-{share}-{time.time_ns()}"
-        python("-c", CURSOR, str(recipe), str(out), str(share))
-        _, seconds = python("-m", "regard", "train", str(recipe), "--out", str(out), "--threads", "1")
-        print(f"resume at {share:.0%}: {seconds:.1f} s for the whole command, one step", flush=True)
+def write_recipe(folder: Path, lines: int) -> Path:
+    """A corpus of so many lines, and a recipe for it."""
+    write_corpus(folder, lines)
+    recipe = folder / f"{lines}.toml"
+    recipe.write_text(RECIPE.format(folder=folder, lines=lines, steps=2))
+    return recipe
 
 
-if __name__ == "__main__":
-    main()
+def read(recipe: Path, cache: Path) -> Reading:
+    """Read, tokenize and report on a corpus in a process of its own."""
+    said, seconds = python("-c", READ, str(recipe), cache=cache)
+    pairs, before, after, reported = map(int, said.split())
+    return Reading(pairs, seconds, after - before, reported - before)
+
+
+def resume_seconds(recipe: Path, folder: Path, share: float, cache: Path) -> float:
+    """How long a command takes that resumes after this share of the first epoch, and trains one step."""
+    out = folder / f"run-{share}-{time.time_ns()}"
+    python("-c", CURSOR, str(recipe), str(out), str(share), cache=cache)
+    return python("-m", "regard", "train", str(recipe), "--out", str(out), "--threads", "1", cache=cache)[1]

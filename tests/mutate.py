@@ -1,0 +1,282 @@
+"""Mutations: each guard is removed, in a copy of the tree, and the test that is named beside it must fail.
+
+    python -m tests.mutate [--only NAME]
+
+A guard whose text no longer occurs exactly once in its file is a failure too, so the table follows the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+_MOST_MEMORY = 8 << 30  # bytes
+COPIED = ("src", "tests", "pyproject.toml", "constraints.txt", "Makefile", "README.md", "docs")
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard: its name, the file below src/regard, the text that makes it, what replaces it, the test that notices."""
+
+    name: str
+    file: str
+    text: str
+    replacement: str
+    test: str
+
+
+# fmt: off
+GUARDS = [
+    # Files reach the disk whole, or not at all.
+    Guard("fsync of a file", "store/files.py",
+          "os.fsync(file.fileno())", "pass",
+          "tests/store/test_durability.py::test_every_file_of_a_checkpoint_is_flushed_before_its_folder_is_renamed"),
+    Guard("fsync of a folder", "store/files.py",
+          "os.fsync(descriptor)", "pass",
+          "tests/store/test_durability.py::test_the_folder_is_flushed_before_and_after_the_rename"),
+    Guard("fsync before the rename", "store/checkpoint.py",
+          "            sync_folder(temporary)\n", "",
+          "tests/store/test_durability.py::test_the_folder_is_flushed_before_and_after_the_rename"),
+    Guard("temporary name of a checkpoint", "store/checkpoint.py",
+          'folder / f"{_NEW}{step}-{os.getpid()}"', 'folder / f"step-{step}"',
+          "tests/store/test_durability.py::test_a_checkpoint_has_no_name_before_it_is_whole"),
+    Guard("rename of a file", "store/files.py",
+          "            os.replace(temporary, path)\n", "            path.write_bytes(content)\n",
+          "tests/store/test_durability.py::test_a_file_is_replaced_and_never_rewritten"),
+    Guard("manifest goes first", "store/checkpoint.py",
+          '            (path / "manifest.json").unlink(missing_ok=True)\n', "            pass\n",
+          "tests/store/test_durability.py::test_a_checkpoint_that_is_being_removed_is_invalid_at_once"),
+    Guard("replaced checkpoint gets its name back", "store/checkpoint.py",
+          "                os.rename(old, final)\n", "                pass\n",
+          "tests/store/test_checkpoint.py::test_a_crash_while_a_checkpoint_is_replaced_loses_nothing"),
+    Guard("probe of the run's folder", "training/lock.py",
+          "        probe.touch()\n        probe.unlink(missing_ok=True)\n", "",
+          "tests/training/test_run_folder.py::test_a_folder_that_cannot_be_written_to_is_refused_before_the_first_step"),
+    # Damage is noticed.
+    Guard("checksum of a checkpoint", "store/checkpoint.py",
+          'if sha256(content) != expected["sha256"]:', "if False:",
+          "tests/store/test_checkpoint.py::test_a_checkpoint_with_a_flipped_or_missing_byte_is_skipped"),
+    Guard("checksum of a manifest", "store/checkpoint.py",
+          "if written != json_bytes(manifest) or ", "if ",
+          "tests/store/test_checkpoint.py::test_a_manifest_is_checked_to_the_last_byte"),
+    Guard("format of a checkpoint", "store/checkpoint.py",
+          'if manifest["format"] != FORMAT:', "if False:",
+          "tests/store/test_golden.py::test_a_checkpoint_of_a_later_format_is_refused_by_its_version"),
+    Guard("names in a checkpoint's manifest", "store/checkpoint.py",
+          "if Path(name).name != name:", "if False:",
+          "tests/store/test_checkpoint.py::test_a_manifest_cannot_point_elsewhere"),
+    Guard("manifest of a model folder", "store/manifest.py",
+          "    if refused:\n", "    if False:\n",
+          "tests/store/test_manifest.py::test_any_flipped_bit_is_refused"),
+    Guard("names in a model folder's manifest", "store/manifest.py",
+          'and not Path(name).is_absolute() and ".." not in Path(name).parts', "",
+          "tests/store/test_manifest.py::test_a_manifest_names_no_file_elsewhere"),
+    Guard("checksum of weights", "store/files.py",
+          "if digest.hexdigest().encode() != header[start:end]:", "if False:",
+          "tests/store/test_folder.py::test_any_flipped_or_missing_byte_of_the_weights_is_refused"),
+    # Training neither learns nor saves what is not a number, and never shares a folder.
+    Guard("loss that is not finite", "training/step.py",
+          "if not (math.isfinite(step.loss) and math.isfinite(gradient_norm)):", "if False:",
+          "tests/training/test_step.py::test_a_loss_that_is_not_finite_changes_no_weight"),
+    Guard("weights that are not finite", "store/files.py",
+          "        if not tensor.isfinite().all():\n", "        if False:\n",
+          "tests/store/test_checkpoint.py::test_values_that_are_not_finite_are_not_saved"),
+    Guard("lock of a run", "training/lock.py",
+          "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass",
+          "tests/training/test_run_folder.py::test_a_second_run_in_the_same_folder_is_refused_until_the_first_has_ended"),
+    Guard("lock that another machine took", "training/loop.py",
+          "        require_lock(self.folder)\n", "",
+          "tests/training/test_faults.py::test_a_run_gives_way_to_one_that_took_its_folder"),
+    Guard("changed text on resume", "config/resume.py",
+          "raise messages.CHANGED_TEXT(", "messages.CHANGED_TEXT(",
+          "tests/training/test_run_folder.py::test_a_changed_corpus_is_refused_and_more_steps_are_not"),
+    Guard("second Ctrl-C", "training/lock.py",
+          "            os._exit(128 + number)\n", "",
+          "tests/training/test_loop.py::test_a_later_interrupt_ends_the_process_at_once_and_changes_no_file"),
+    Guard("memory for a checkpoint", "store/files.py",
+          "    bytearray(2 * sum(", "    (2 * sum(",
+          "tests/training/test_faults.py::"
+          "test_a_checkpoint_for_which_memory_is_short_raises_an_error_and_no_signal"),
+    Guard("oneDNN under a limit of memory", "layers/linear.py",
+          "if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:", "if False:",
+          "tests/training/test_faults.py::test_onednn_is_not_used_under_a_limit_of_memory"),
+    Guard("rank that hangs", "training/distributed.py",
+          "lost = _lost_ranks(store, rank) if store is not None else []", "lost = []",
+          "tests/training/test_distributed.py::test_a_process_that_hangs_does_not_hang_the_others"),
+    # Hostile files run no code, reach nowhere, and are not too large.
+    Guard("pickles", "store/loading.py",
+          "raise messages.PICKLE(path=folder / name, folder=folder)", "return",
+          "tests/store/test_huggingface_folder.py::test_a_pickle_is_never_opened"),
+    Guard("pickles of plain tensors", "store/convert.py",
+          "weights_only=True", "weights_only=False",
+          "tests/store/test_huggingface_folder.py::"
+          "test_a_pickle_of_tensors_is_converted_when_allowed_and_a_harmful_one_does_nothing"),
+    Guard("code of a model's own", "store/huggingface/folder.py",
+          'if "auto_map" in config:', "if False:",
+          "tests/test_messages.py::test_a_row_is_said_as_it_stands"),
+    Guard("names outside a folder", "store/loading.py",
+          "return plain and (folder / name / file)", "return (folder / name / file)",
+          "tests/store/test_huggingface_folder.py::test_an_index_that_names_files_outside_the_folder_is_refused"),
+    Guard("links out of a folder", "store/loading.py",
+          ".resolve().is_relative_to(root)", ".is_relative_to(folder)",
+          "tests/store/test_huggingface_folder.py::test_an_index_that_names_files_outside_the_folder_is_refused"),
+    Guard("weights and config agree before anything is allocated", "store/folder.py",
+          "    _check_shapes(folder, description, vocabularies, shapes)\n", "",
+          "tests/store/test_folder.py::"
+          "test_a_config_that_does_not_fit_the_weights_is_refused_before_anything_is_allocated"),
+    Guard("too many layers", "store/loading.py",
+          "if depth > tensors + _SPARE_LAYERS:", "if False:",
+          "tests/store/test_folder.py::test_a_config_of_many_layers_is_refused_before_they_are_built"),
+    Guard("size of a JSON file", "store/files.py",
+          "    if size > max_bytes:\n", "    if False:\n",
+          "tests/store/test_hostile_files.py::test_bombs_of_size_are_refused_without_being_read"),
+    Guard("memory for a model", "store/loading.py",
+          "if needed > free:", "if False:",
+          "tests/store/test_folder.py::test_a_model_that_does_not_fit_in_memory_is_refused_before_anything_is_allocated"),
+    Guard("regular expressions that hang", "data/tokenize/safety.py",
+          "not _SAFE.fullmatch(regex)", "False",
+          "tests/data/test_safety.py::test_patterns_that_can_backtrack_catastrophically_are_refused"),
+    Guard("rules that make a text very long", "data/tokenize/safety.py",
+          "_require_growth(math.prod(map(_growth, rules)), _MAX_BOUND)", "pass",
+          "tests/data/test_safety.py::test_replacements_that_grow_a_text_exponentially_are_refused"),
+    Guard("quadratic words", "data/tokenize/safety.py",
+          "model.max_input_chars_per_word > _MAX_WORD", "False",
+          "tests/data/test_safety.py::test_a_wordpiece_limit_with_quadratic_time_is_refused"),
+    Guard("text that changes while it is read", "data/read/formats.py",
+          "if _file_states(files) != before:", "if False:",
+          "tests/training/test_faults.py::test_a_text_that_grows_while_it_is_read_is_refused"),
+    # Pages hold text, never markup.
+    Guard("escape of < in a page's data", "show/html.py",
+          '.replace("<", "\\\\u003c")', "",
+          "tests/show/test_html.py::test_a_hundred_hostile_strings_make_the_same_elements_as_harmless_ones"),
+    Guard("escape of text", "show/html.py",
+          'return html.escape("".join(map(_visible, text)), quote=True)', 'return "".join(map(_visible, text))',
+          "tests/show/test_html.py::test_a_hostile_title_makes_the_same_elements_as_a_harmless_one"),
+    Guard("policy of a page", "show/html.py",
+          "default-src 'none'; style-src", "style-src",
+          "tests/show/test_html.py::test_a_document_loads_nothing_and_runs_nothing"),
+    # The server refuses before it works.
+    Guard("Host of a request", "serve/guard.py",
+          "if not name or not self.settings.allows_host(name):", "if False:",
+          "tests/serve/test_guard.py::test_every_route_refuses_a_foreign_host"),
+    Guard("API key", "serve/guard.py",
+          "            raise missing_key(headers)\n", "            pass\n",
+          "tests/serve/test_guard.py::test_every_route_but_health_needs_the_key"),
+    Guard("comparison of keys in constant time", "serve/guard.py",
+          'hmac.compare_digest(given.encode(errors="replace"), key.encode())', "given == key",
+          "tests/serve/test_limits.py::test_keys_are_compared_in_constant_time"),
+    Guard("length of a body, as told", "serve/guard.py",
+          "if length.isdecimal() and int(length[:20]) > limit:", "if False:",
+          "tests/serve/test_guard.py::test_every_route_limits_the_body"),
+    Guard("length of a body, as read", "serve/guard.py",
+          "        if len(found) > limit:\n", "        if False:\n",
+          "tests/serve/test_guard.py::test_every_route_limits_the_body"),
+    Guard("length of a head", "serve/protocol.py",
+          "h11_max_incomplete_event_size=_MAX_HEAD", "h11_max_incomplete_event_size=1 << 30",
+          "tests/serve/test_limits.py::test_a_long_head_is_refused_before_its_end"),
+    Guard("deadline of a sender", "serve/protocol.py",
+          "self.receive_timer = self.loop.call_later(self.receive_seconds, self._too_slow)", "pass",
+          "tests/serve/test_guard.py::test_a_slow_sender_is_told_and_dropped"),
+    Guard("deadline of a reader", "serve/protocol.py",
+          "if before - waiting < _LEAST_RATE * self.write_seconds:", "if False:",
+          "tests/serve/test_guard.py::test_a_reader_that_takes_nothing_is_dropped"),
+    Guard("bound of the queue", "serve/worker.py",
+          ">= self.max_waiting:", ">= 1 << 60:",
+          "tests/serve/test_worker.py::test_a_full_queue_refuses_at_once_and_takes_jobs_again_later"),
+    Guard("digits of an integer", "serve/body.py",
+          "if len(digits) > _MAX_DIGITS:", "if False:",
+          "tests/serve/test_guard.py::test_a_malformed_body_is_400_and_never_repeated"),
+    Guard("names that occur twice", "serve/body.py",
+          "if len(found) < len(pairs):", "if False:",
+          "tests/serve/test_guard.py::test_a_malformed_body_is_400_and_never_repeated"),
+    Guard("text of an internal error", "serve/refusal.py",
+          'f"internal error, id {number}; see server log"', "str(error)",
+          "tests/serve/test_openai.py::test_a_model_that_fails_answers_500_with_an_id_and_serves_on"),
+]
+# fmt: on
+
+
+def occurrences(guard: Guard, root: Path = ROOT) -> int:
+    """How often the text of a guard occurs in its file."""
+    return (root / "src" / "regard" / guard.file).read_text().count(guard.text)
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the tree, in which anything may be broken."""
+    left_out = shutil.ignore_patterns("__pycache__", ".venv", "*.egg-info")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=left_out)
+        else:
+            shutil.copy(source, folder / name)
+    return folder
+
+
+def run(folder: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
+    """Run tests in a copy of the tree."""
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(folder / "src"), str(folder)]), "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "", *chosen]
+    limits = (_MOST_MEMORY, _MOST_MEMORY)  # some guards keep the memory from being filled
+    return subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, timeout=900,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
+    )  # fmt: skip
+
+
+def removed(guard: Guard, folder: Path) -> str:
+    """Remove a guard, run its test, put it back; -> what is wrong, or that the test noticed ("")."""
+    if (count := occurrences(guard, folder)) != 1:
+        return f"its text occurs {count} times in {guard.file}"
+    path = folder / "src" / "regard" / guard.file
+    whole = path.read_text()
+    try:
+        path.write_text(whole.replace(guard.text, guard.replacement))
+        done = run(folder, guard.test)
+    except subprocess.TimeoutExpired:
+        return ""  # a test that no longer ends has noticed
+    finally:
+        path.write_text(whole)
+    if done.returncode == 0:
+        return "NOT CAUGHT"
+    noticed = done.returncode == 1 or done.returncode < 0  # or what the guard is against ended the process
+    return "" if noticed else f"the test could not run: {done.stdout[-200:]}"
+
+
+def main() -> int:
+    """Remove the chosen guards one by one; -> the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="guards whose name or file contains this")
+    given = parser.parse_args()
+    chosen = [guard for guard in GUARDS if given.only in guard.name or given.only in guard.file]
+    wrong = []
+    with tempfile.TemporaryDirectory(prefix="regard-mutate-") as temporary:
+        folder = copied(Path(temporary))
+        tests = list(dict.fromkeys(guard.test for guard in chosen))
+        whole = run(folder, *tests)
+        if whole.returncode:
+            print(f"without any change, these tests fail:\n{whole.stdout[-2000:]}")
+            return 1
+        print("| guard | file | the test that must fail | found |\n|---|---|---|---|", flush=True)
+        for guard in chosen:
+            found = removed(guard, folder)
+            wrong += [guard.name] if found else []
+            print(f"| {guard.name} | {guard.file} | {guard.test} | {found or 'caught'} |", flush=True)
+    print(f"\n{len(chosen) - len(wrong)} of {len(chosen)} guards are caught by their tests"
+          + (f"; not: {', '.join(wrong)}" if wrong else ""))  # fmt: skip
+    return int(bool(wrong))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
