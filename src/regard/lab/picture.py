@@ -110,7 +110,7 @@ def _scale(
         return height, rules
     negative = ticks(-min(values)) if min(values) < 0 else [0.0]
     positive = ticks(max(values)) if max(values) > 0 else [0.0]
-    rules = sorted({*(-value for value in negative), *positive})
+    rules = sorted({*(0.0 - value for value in negative), *positive})
     if len(rules) < 2:
         rules = [0.0, 1.0]
     return lambda value: floor - (floor - top) * (value - rules[0]) / (rules[-1] - rules[0]), rules

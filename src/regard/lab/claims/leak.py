@@ -81,8 +81,9 @@ CLAIM = Claim(
     "computes it (all positions at once), and in use: the next byte given only what comes before it.",
     rule="Confirmed if in every seed the model without a mask is at least 0.3 nats better as in training, and at "
     "least 0.3 nats worse in use. Refuted if it is not worse in use in any seed.",
-    caveats="Both read the same prefix in use; the one without a mask has never been trained on a position that is "
-    "the last.",
+    caveats="Margins and sizes were changed after pilots (0.5 nats at first), in which the model without a mask "
+    "learnt to copy in some seeds only. Both read the same prefix in use; the one without a mask has never been "
+    "trained on a position that is the last.",
     minutes=5,
     fewest=3,
     arms=tuple(PATTERNS),

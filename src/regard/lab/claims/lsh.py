@@ -122,9 +122,10 @@ CLAIM = Claim(
     "more than 1 round, and its accuracy with 8 rounds is within 5 points of its own with full attention. Refuted if "
     "recall never rises, or the accuracy lacks more than 20 points in every seed. Not decided while full attention "
     "itself is below 90%.",
-    caveats="Our pattern, a rank window: a query attends to the last keys of its bucket. 64 tokens: nothing is saved "
-    "at this length. Training with hashing learns this task much later (thousands of steps); at this size it may not "
-    "learn it at all.",
+    caveats="The rule was settled after a pilot with seed 1: a first one judged the model trained with hashing, "
+    "which had not learnt the task. Our pattern, a rank window: a query attends to the last keys of its bucket. 64 "
+    "tokens: nothing is saved at this length. Training with hashing learns this task much later (thousands of steps); "
+    "at this size it may not learn it at all.",
     minutes=6,
     fewest=3,
     arms=tuple(ROUNDS),
