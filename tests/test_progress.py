@@ -100,7 +100,7 @@ def test_a_model_in_a_notebook_tells_those_who_wait(notebook: list[str], monkeyp
     model = small(zoo.bert(width=16, depth=1, heads=2))
     model.embed(["the cat", "a dog"])
     assert not notebook
-    monkeypatch.setattr("regard.api.waiting", partial(waiting, seconds=0.0))
+    monkeypatch.setattr("regard.decode.text_generator.waiting", partial(waiting, seconds=0.0))
     for call, said in ((model.embed, "embedding"), (model.score, "scoring"), (model.fill, "filling")):
         call(["the <mask>" if said == "filling" else "the cat", "a <mask>" if said == "filling" else "a dog"])
         assert any(f"{said}: 2 of 2" in shown for shown in notebook), said

@@ -260,7 +260,8 @@ def nothing_seen_is_not_a_number(patch: Patch) -> None:
         energy = q @ k.mT * scale
         if is_causal:
             mask = torch.ones(energy.shape[-2:], dtype=torch.bool).tril()
-        return (energy if mask is None else energy.masked_fill(~mask, -torch.inf)).softmax(-1) @ v
+        hidden = None if mask is None else ~mask if mask.dtype == torch.bool else mask == -torch.inf
+        return (energy if hidden is None else energy.masked_fill(hidden, -torch.inf)).softmax(-1) @ v
 
     patch.setattr(F, "scaled_dot_product_attention", kernel)
 

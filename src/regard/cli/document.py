@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.cli.options import own_parts, progress, refuse_unused, require_output, use_threads
+from regard.cli.options import own_parts, progress, require_output, use_threads
 from regard.decode.confidence import Confidence
 from regard.decode.requests import GeneratedText
 from regard.errors import InputError, Note
@@ -67,44 +67,14 @@ def note_raw(model: LoadedModel) -> None:
 
 def sure(
     model: LoadedModel, translations: Callable[..., list[list[GeneratedText]]], texts: Sequence[str], *given: Options,
-    prefixes: Sequence[str] | None = None, progress: Progress | None = None, first_line: int = 1,
+    prefixes: Sequence[str] | None = None, progress: Progress | None = None, first_line: int = 1, **steering: Any,
 ) -> list[list[GeneratedText]]:  # fmt: skip
     """The best translation of each text with its confidence."""
-    found = translations(texts, *given, prefixes=prefixes, progress=progress, first_line=first_line)
+    found = translations(texts, *given, prefixes=prefixes, progress=progress, first_line=first_line, **steering)
     best = [hypotheses[0] for hypotheses in found]
     confidences = model.translation_confidences(texts, best, prefixes=prefixes)
     values = ({one.name: getattr(text, one.name) for one in fields(text)} for text in best)
     return [[SureText(**value, confidence=one)] for value, one in zip(values, confidences)]
-
-
-_ONE_MODEL = ("must", "must_not", "glossary", "regex", "mbr", "alternatives", "at", "weights", "fusion", "beam_groups",
-              "diversity", "stream")  # fmt: skip
-_LINES = ("prefix", "alignment", "replace_unknown", "json")
-
-
-def refuse_document_options(
-    given: Mapping[str, Any], *, file: Path | None, out: Path | None, language: str | None, confidence: bool
-) -> None:
-    """Refuse what does not go together with a document, or with confidences: `given` are the options, as typed."""
-    several = len(given["models"]) > 1 or None
-    if file is None:
-        refuse_unused("is for a document. Name one with --file, or leave it out.", out=out, language=language)
-    else:
-        refuse_unused(
-            "is for lines, and --file names a document. Leave it out.", confidence=confidence,
-            n_best=given["n_best"] if given["n_best"] > 1 else None, **{name: given[name] for name in _LINES},
-        )  # fmt: skip
-    if confidence and (given["n_best"] > 1 or given["temperature"] > 0):
-        refuse_unused(
-            "is for the best translation of a search. Leave it out, or leave out --n-best and --temperature.",
-            confidence=confidence,
-        )
-    if file is not None or confidence:
-        what = "--file" if file is not None else "--confidence"
-        refuse_unused(f"does not go together with {what}. Leave one of them out.",
-                      **{name: given[name] for name in _ONE_MODEL})  # fmt: skip
-        if several:
-            raise InputError(f"{what} takes one model (MODEL). Name one.")
 
 
 def load_for_documents(

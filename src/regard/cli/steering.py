@@ -99,13 +99,13 @@ class Steering:
 
     def constraints(self, rows: Sequence[Row], done: int) -> list[Constraints] | None:
         """The constraints of each row, those of its own keys "must" and "must_not" included; None: there are none."""
-        from regard.decode.text_generator import line_constraints
-
         own = [
             {key: _terms(row, key, done + number) for key in ("must", "must_not")} for number, row in enumerate(rows, 1)
         ]
         if not self and not any(terms for some in own for terms in some.values()):
             return None
+        from regard.decode.text_generator import line_constraints  # which imports torch
+
         found: list[Constraints] = []
         for row, some in zip(rows, own):
             one = line_constraints(
@@ -274,3 +274,33 @@ def write_alternatives(
             lines = (f"{one.probability:.4f}\t{one.word}\t{' '.join(one.text.splitlines())}\n" for one in found)
             sys.stdout.writelines(lines)
         sys.stdout.flush()
+
+
+_ONE_MODEL = ("must", "must_not", "glossary", "regex", "mbr", "alternatives", "at", "weights", "fusion", "beam_groups",
+              "diversity", "stream")  # fmt: skip
+_LINES = ("prefix", "alignment", "replace_unknown", "json")
+
+
+def refuse_document_options(
+    given: Mapping[str, Any], *, file: Path | None, out: Path | None, language: str | None, confidence: bool
+) -> None:
+    """Refuse what does not go together with a document, or with confidences: `given` are the options, as typed."""
+    several = len(given["models"]) > 1 or None
+    if file is None:
+        refuse_unused("is for a document. Name one with --file, or leave it out.", out=out, language=language)
+    else:
+        refuse_unused(
+            "is for lines, and --file names a document. Leave it out.", confidence=confidence,
+            n_best=given["n_best"] if given["n_best"] > 1 else None, **{name: given[name] for name in _LINES},
+        )  # fmt: skip
+    if confidence and (given["n_best"] > 1 or given["temperature"] > 0):
+        refuse_unused(
+            "is for the best translation of a search. Leave it out, or leave out --n-best and --temperature.",
+            confidence=confidence,
+        )
+    if file is not None or confidence:
+        what = "--file" if file is not None else "--confidence"
+        refuse_unused(f"does not go together with {what}. Leave one of them out.",
+                      **{name: given[name] for name in _ONE_MODEL})  # fmt: skip
+        if several:
+            raise InputError(f"{what} takes one model (MODEL). Name one.")

@@ -56,6 +56,7 @@ from regard.cli.steering import (
     Weights,
     load_writer,
     read_steering,
+    refuse_document_options,
     refuse_search_options,
     stream_lines,
     target_prefixes,
@@ -162,12 +163,13 @@ def translate(
 
     Example: regard translate runs/dates runs/small --weights 2,1 --mbr chrf < dates.txt
     """
-    from regard.cli.document import load_for_documents, note_raw, refuse_document_options, sure, translate_file
-    from regard.decode.text_generator import minimum_risk
-
     if mbr is None:
         refuse_unused("is for minimum Bayes risk. Add --mbr, or leave it out.", mbr_candidates=mbr_candidates)
-    risk = minimum_risk(mbr, mbr_candidates)  # type: ignore[arg-type]  # checked there
+    risk = None
+    if mbr is not None:
+        from regard.decode.text_generator import minimum_risk
+
+        risk = minimum_risk(mbr, mbr_candidates)  # type: ignore[arg-type]  # checked there
     typed: Row = {
         "beam": beam, "n_best": n_best, "temperature": temperature, "top_p": top_p, "typical": typical, "seed": seed,
         "epsilon": epsilon, "must": must, "must_not": must_not, "glossary": glossary, "regex": regex, "mbr": mbr,
@@ -180,6 +182,8 @@ def translate(
     steering = read_steering(must, must_not, regex, glossary, prefix=glossary_prefix)
     loaded: LoadedModel | Translator | TextGenerator
     if file is not None or confidence:
+        from regard.cli.document import load_for_documents, note_raw, sure, translate_file
+
         loaded = load_for_documents(model[0], device, threads, parts, engine)
     else:
         loaded = load_writer(

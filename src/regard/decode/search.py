@@ -125,6 +125,7 @@ class Search:
         if self.options.coverage_penalty > 0 and source is not None:
             self.coverage = torch.zeros(len(prompts), 1, source.states.shape[1], device=self.device)
 
+    @torch.no_grad()
     def step(self, on_step: StepCallback | None = None) -> None:
         """One step of beam search: run the decoder, propose candidates, keep the best, drop finished sentences."""
         candidates = self.candidates()

@@ -362,7 +362,8 @@ def visible_keys(
     if own is not None and pattern.lower_triangular:
         return own
     slots = query_positions(context.slots(queries, keys.device), layout)
-    mask = pattern.mask(slots, key_positions(keys, context, first))
+    positions = key_positions(keys, context, first)
+    mask = pattern.mask(slots, positions if positions.dim() == 1 else positions[:, None])
     mask = mask[:, None] if mask is not None and mask.dim() == 3 else mask
     mask = mask if own is None else both(mask, own)
     if fresh and context.document is not None:

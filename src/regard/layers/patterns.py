@@ -47,7 +47,7 @@ class SelfPattern:
         return None
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        """Slots of queries (B)T and keys (B)S -> (B)TS, True for visible keys; None when all are."""
+        """Slots of queries (B)T and keys S or B1S -> (B)TS, True for visible keys; None when all are."""
         return None
 
     def first_key(self, slot: int) -> int:
@@ -111,7 +111,7 @@ class Causal(SelfPattern):
     lower_triangular = True
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        return keys[..., None, :] <= queries[..., None]
+        return keys <= queries[..., None]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Window(SelfPattern):
         _require_window(self.length, "model.window", 256)
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        distance = queries[..., None] - keys[..., None, :]
+        distance = queries[..., None] - keys
         return (distance >= 0) & (distance < self.length)
 
     @property
@@ -149,7 +149,7 @@ class CentredWindow(SelfPattern):
         _require_window(self.length, "model.window", 256)
 
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
-        return (queries[..., None] - keys[..., None, :]).abs() < self.length
+        return (queries[..., None] - keys).abs() < self.length
 
     def chunk_span(self, length: int) -> ChunkSpan | None:
         return ChunkSpan(self.length, 1, 1, round_up(length, (self.length,))) if length > self.length else None
@@ -187,7 +187,7 @@ class ChunkWindow(SelfPattern):
     def mask(self, queries: Tensor, keys: Tensor) -> Tensor | None:
         if not self.causal:
             return None
-        queries, keys = queries[..., None], keys[..., None, :]
+        queries = queries[..., None]
         return (keys <= queries) & (queries // self.length - keys // self.length <= self.before)
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from regard.errors import InputError
+from regard.errors import CannotResume, InputError
 from regard.layers.contract import CarriedMemory, leaves, select, with_leaves
 from regard.models.model import Model
 
@@ -56,6 +56,11 @@ class Streams:
         self, tensors: dict[str, Tensor], position: int, like: CarriedMemory, rank: int, processes: int
     ) -> None:  # fmt: skip
         """Restore the streams of this process from `tensors`, as a tree with the structure of `like`."""
-        saved = [tensors[str(number)] for number in range(len(tensors))]
-        own = [rows[rank::processes].contiguous().to(old.device) for rows, old in zip(saved, leaves(like.memory))]
+        saved, known = [tensors[str(number)] for number in range(len(tensors))], leaves(like.memory)
+        if len(saved) != len(known) or any(one.dim() != old.dim() for one, old in zip(saved, known)):
+            raise CannotResume(
+                "the checkpoint carries the memory of another version of this model. Train it anew, or resume it with "
+                "the version that wrote it."
+            )
+        own = [rows[rank::processes].contiguous().to(old.device) for rows, old in zip(saved, known)]
         self.carried = CarriedMemory(with_leaves(like.memory, own), position)

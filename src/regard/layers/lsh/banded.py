@@ -365,7 +365,7 @@ class LocalMask:
         slots = torch.arange((chunks.start - before) * chunk, (chunks.stop + after) * chunk, device=self.device)
         queries: Tensor = slots[before * chunk : len(slots) - after * chunk].unflatten(0, (-1, chunk))
         keys = (slots % padded_length if circular else slots).unfold(0, (before + 1 + after) * chunk, chunk)[:, None]
-        pattern = self.pattern.mask(queries, keys[:, 0])
+        pattern = self.pattern.mask(queries, keys)
         visible = ((keys >= 0) & (keys < self.length))[None]
         visible = visible if pattern is None else visible & pattern
         if self.document_ids is not None:
