@@ -76,6 +76,11 @@ def test_a_text_without_lines_is_refused(tmp_path: Path):
         bench(tmp_path, text=tmp_path / "empty.txt")
 
 
+def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run(["bench", str(tmp_path / "nowhere")]) == 2
+    assert "no such model folder" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_no_model_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert run(["bench", str(tmp_path)]) != 0
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -154,6 +154,8 @@ def bench(
             name = "this model"
         else:
             folder, name = local_folder(Path(model)), str(model)
+            if not folder.is_dir():
+                raise InputError(f"no such model folder: {folder}. Train one with: regard train dates --out {folder}.")
         lines = None if text is None else [line for line in read_lines(text) if line.strip()]
         if lines == []:
             raise InputError(f"{text} holds no line of text (--text). Give one line per text.")
