@@ -20,14 +20,16 @@ ODD = [
 
 # Reads a text of a recipe in a process of its own; -> pairs, and megabytes beyond those of the imports.
 READ = """
-import resource, sys
+import re, sys
 from regard.config.recipe import read_recipe
 from regard.data.read.cache import default_cache
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import train_tokenizers
 from regard.errors import RegardError
+def peak():  # in kilobytes, of this program alone: ru_maxrss would include that of the process that started it
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 recipe = read_recipe(sys.argv[1])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 try:
     cache = default_cache()
     corpus = recipe.text.read("train", cache)
@@ -36,30 +38,32 @@ try:
     print(len(task.samples(corpus, tokenizers, cache)))
 except RegardError as error:
     print("error:", error)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+print((peak() - before) // 1024)
 """
 RECIPE = '[model]\nname = "gpt2"\nwidth = 16\ndepth = 1\nheads = 2\n[text]\ntrain = "{path}"\ntokenizer = "byte"\n' \
     'documents = "line"\ntask = {{ kind = "language_model", length = 64 }}\n[train]\nsteps = 1\n'  # fmt: skip
 
 # Plants duplicates among many lines and counts those that the report finds; -> planted, found, seconds, megabytes.
 PLANTED = """
-import random, resource, sys, time
+import re, sys, time
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus, read_pairs
 from regard.data.read.report import report_on
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import Word, train_tokenizers
 from pathlib import Path
+def peak():  # in kilobytes, of this program alone: ru_maxrss would include that of the process that started it
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 lines, folder = int(sys.argv[1]), Path(sys.argv[2])
 cache = Cache(folder / "cache")
 train = read_pairs(folder / "train.a", folder / "train.b", cache=cache)
 valid = read_pairs(folder / "valid.a", folder / "valid.b", cache=cache)
 tokenizers = train_tokenizers(Word(size=500), train, cache)
 samples = Translation().samples(train, tokenizers, cache)
-before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+began = time.monotonic()
 report = report_on(train, samples, {"valid": valid}, cache)
 took = time.monotonic() - began
-print(report.duplicates, report.overlaps[0].same, took, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(report.duplicates, report.overlaps[0].same, took, peak() // 1024)
 """
 
 

@@ -25,22 +25,23 @@ save_every   = 1000000
 """
 
 READ = """
-import sys
+import re, sys
 from regard.config.recipe import read_recipe
 from regard.data.read.cache import default_cache
 from regard.data.tasks.translation import Translation
 from regard.data.read.report import report_on
 from regard.data.tokenize.train import train_tokenizers
+def peak():  # in kilobytes, of this program alone: ru_maxrss would include that of the process that started it
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 recipe = read_recipe(sys.argv[1])
-import resource
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 cache = default_cache()
 corpus = recipe.text.read("train", cache)
 tokenizers = train_tokenizers(recipe.text.tokenizer, corpus, cache)
 samples = Translation().samples(corpus, tokenizers, cache)
-after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+after = peak()
 report_on(corpus, samples, {}, cache)
-print(len(samples), before // 1024, after // 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+print(len(samples), before // 1024, after // 1024, peak() // 1024)
 """
 CURSOR = """
 import sys
