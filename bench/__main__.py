@@ -105,7 +105,7 @@ def decode_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     from bench.harness import table
     from bench.text import read_bitext
 
-    model = None if chosen.model is None else regard.load(chosen.model, device="cpu")
+    model = None if chosen.model is None else regard.load(chosen.model, device="cpu", engine="torch")
     text = read_bitext(chosen.data, chosen.vocabulary, None if model is None else model.tokenizer)
     if model is None:
         schedule = Cosine(warmup=max(1, chosen.steps // 4))
@@ -162,7 +162,7 @@ def translator(chosen: argparse.Namespace) -> tuple[LoadedModel, Bitext]:
     from bench import decode
     from bench.text import read_bitext
 
-    model = None if chosen.model is None else regard.load(chosen.model, device="cpu")
+    model = None if chosen.model is None else regard.load(chosen.model, device="cpu", engine="torch")
     text = read_bitext(chosen.data, chosen.vocabulary, None if model is None else model.tokenizer)
     if model is None:
         schedule = Cosine(warmup=max(1, chosen.steps // 4))
