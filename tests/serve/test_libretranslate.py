@@ -67,6 +67,14 @@ def test_every_line_is_translated_as_the_command_line_would_and_line_breaks_surv
     assert dos == "\r\n".join([*tiny["de-en"].translate(["The cat", "the dog"]), ""])
 
 
+def test_the_numbers_of_a_plain_line_stay_as_the_model_wrote_them(
+    server: Live, tiny: Models, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("regard.serve.translation.carry_marks", lambda *_: 1 / 0)
+    text = "The 7 cats of 2026"
+    assert server.json("/translate", {"q": text, **PAIR})["translatedText"] == tiny["de-en"].translate(text)
+
+
 def test_a_list_is_answered_by_a_list(server: Live, tiny: Models):
     texts = ["The cat sat", "", "the dog"]
     assert server.json("/translate", {"q": texts, **PAIR}) == {"translatedText": tiny["de-en"].translate(texts)}

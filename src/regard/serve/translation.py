@@ -118,8 +118,11 @@ async def translate_texts(
     if wanted.alignment:
         found = await on_items(served, _align, [*zip(sources, found)], tokens=tokens, key="align")
     read = [lost.get(index, segment) for index, segment in enumerate(segments)]
-    triples = [*zip(segments, read, ([_line(one) for one in texts] for texts in found))]
-    placed = await on_items(served, _carry, triples, tokens=tokens, key="carry")
+    lines = [[_line(one) for one in texts] for texts in found]
+    if wanted.kind == "text":  # a line has no marks, and its numbers stay as the model wrote them
+        placed = [[Segment(line) for line in some] for some in lines]
+    else:
+        placed = await on_items(served, _carry, [*zip(segments, read, lines)], tokens=tokens, key="carry")
     probabilities: list[list[float]] = []
     if wanted.confidence:
         best = [Request((*one.prompt, *texts[0].tokens), one.source, 0) for one, texts in zip(asked, found)]
