@@ -291,9 +291,11 @@ class LoadedModel(TextGenerator):
         self.calibration = calibrate(raw, [one.text for one in best], references)
 
     def alternatives(
-        self, text: str, translation: str, at: int, count: int = 5, *, options: Options | None = None
+        self, text: str, translation: str, at: int | str, count: int = 5, *, options: Options | None = None
     ) -> list[Alternative]:
-        """The most probable words in place of word `at` (from 0) of a translation, each with the text completed.
+        """The most probable words in place of a word of a translation, each with the text completed.
+
+        `at` is the number of the word, from 0, or the word itself: the first such one.
 
         Everything before the word stays; what follows it is searched for anew. For a language model, `text` is the
         prompt, and `translation` the generated text, which begins with it.

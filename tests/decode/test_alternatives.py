@@ -222,6 +222,16 @@ def test_endless_words_are_left_out(monkeypatch: pytest.MonkeyPatch):
         assert words_of(one.text)[2] == one.word
 
 
+def test_a_word_can_be_named_instead_of_numbered():
+    model = small(zoo.transformer(16, 1, 2))
+    text = "the cat, the dog."
+    for word, number in (("the", 0), ("cat,", 1), ("cat", 1), ("dog", 3)):
+        assert model.alternatives(SOURCE, text, word) == model.alternatives(SOURCE, text, number)
+    for word in ("bird", "", "do", "cat dog"):
+        with pytest.raises(InputError, match=rf'there is no word "{word}" in '):
+            model.alternatives(SOURCE, text, word)
+
+
 def test_what_cannot_be_answered_is_refused():
     model = small(zoo.transformer(16, 1, 2))
     for at in (-1, 6):

@@ -43,7 +43,9 @@ Regex = Annotated[
 Alternatives = Annotated[
     int | None, typer.Option(help="Print so many alternatives for the word --at.", min=1, show_default=False)
 ]
-At = Annotated[int | None, typer.Option(help="The number of a word, counted from 0.", min=0, show_default=False)]
+At = Annotated[
+    str | None, typer.Option(help="The number of a word, counted from 0, or the word itself.", show_default=False)
+]
 Weights = Annotated[
     str | None, typer.Option(help="The weights of several models, as 1,1,2.", show_default="all the same")
 ]
@@ -253,17 +255,18 @@ def stream_lines(
 
 
 def write_alternatives(
-    model: Translator | TextGenerator, rows: Sequence[Row], options: Options, *, count: int, at: int, done: int,
+    model: Translator | TextGenerator, rows: Sequence[Row], options: Options, *, count: int, at: str, done: int,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Print the alternatives for a word of each line's translation: probability, word and text, or as JSON."""
     from regard.api import LoadedModel
 
     assert isinstance(model, LoadedModel)
+    word = int(at) if at.isdecimal() else at
     for number, row in enumerate(rows, done + 1):
         (best, *_), *_ = model.translations([row["text"]], options, first_line=number)
         try:
-            found = model.alternatives(row["text"], best.text, at, count, options=options)
+            found = model.alternatives(row["text"], best.text, word, count, options=options)
         except InputError as error:
             raise InputError(f"line {number:,}: {error}") from None
         if as_json:

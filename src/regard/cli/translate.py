@@ -225,7 +225,7 @@ def translate(
             stream_lines(loaded, rows, seeded, constraints)
             continue
         if alternatives is not None:
-            write_alternatives(loaded, rows, options, count=alternatives, at=at or 0, done=done, as_json=as_json)
+            write_alternatives(loaded, rows, options, count=alternatives, at=at or "0", done=done, as_json=as_json)
             continue
         with progress(len(rows), "translating") as advance:
             found = translations(

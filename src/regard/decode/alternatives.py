@@ -18,6 +18,7 @@ from regard.decode.generate import GeneratedText, Request, encode_sources, gener
 from regard.decode.inputs import add_special_tokens, check_length, clamp_max_tokens, text_template
 from regard.decode.options import Options
 from regard.decode.score import forced_log_probabilities
+from regard.decode.terms import contains
 from regard.errors import InputError
 from regard.layers.contract import Context, Memory, select
 from regard.models.model import Network
@@ -100,14 +101,15 @@ def alternatives(
     tokenizers: tuple[Tokenizer, Tokenizer],
     text: str,
     translation: str,
-    at: int,
+    at: int | str,
     options: Options,
     *,
     count: int = 5,
 ) -> list[Alternative]:
     """The most probable words at word `at` of a translation (or of a generated text), each with the text completed.
 
-    The text before the word is forced, the text after it is searched for with the options.
+    `at` is the number of a word, from 0, or the word itself: the first such one. The text before the word is forced,
+    the text after it is searched for with the options.
     """
     found = alternative_requests(network, tokenizers, text, translation, at, options, count=count)
     plain = completion_options(options)
@@ -126,7 +128,7 @@ def alternative_requests(
     tokenizers: tuple[Tokenizer, Tokenizer],
     text: str,
     translation: str,
-    at: int,
+    at: int | str,
     options: Options,
     *,
     count: int = 5,
@@ -136,11 +138,9 @@ def alternative_requests(
     Each of the most probable first tokens is completed greedily until the next word begins. The token that begins the
     next word is forced too, so that the search cannot make the word longer.
     """
-    words = word_offsets(translation)
-    if not 0 <= at < len(words):
-        raise InputError(f"the text has {len(words):,} words, counted from 0; there is no word {at} (at).")
     if count < 1:
         raise InputError(f"count must be 1 or more, got {count}.")
+    at = _word_number(translation, at)
     forced = _ForcedText.read(network, tokenizers, text, translation)
     found: dict[str, AlternativeRequest] = {}
     for candidate in _complete_words(forced, forced.prefix(translation, at), options, count):
@@ -149,6 +149,19 @@ def alternative_requests(
             request = forced.completion(candidate.ids, options)
             found[candidate.word] = AlternativeRequest(candidate.word, candidate.probability, request)
     return sorted(found.values(), key=lambda one: -one.probability)[:count]
+
+
+def _word_number(text: str, at: int | str) -> int:
+    """The number of a word, given as one or as the word itself, with or without the punctuation around it."""
+    words = [text[start:end] for start, end in word_offsets(text)]
+    if isinstance(at, int):
+        if not 0 <= at < len(words):
+            raise InputError(f"the text has {len(words):,} words, counted from 0; there is no word {at} (at).")
+        return at
+    for equal in (str.__eq__, contains):
+        if at and (found := next((number for number, word in enumerate(words) if equal(word, at)), None)) is not None:
+            return found
+    raise InputError(f'there is no word "{at}" in "{text}" (at). Give one of its words, or its number from 0.')
 
 
 @dataclass(frozen=True)
