@@ -17,6 +17,7 @@ from regard.decode.alignment import Aligner
 from regard.decode.constraints import ConstraintCompiler
 from regard.decode.ensemble import CombinedNetwork, Ensemble, ShallowFusion
 from regard.decode.generate import GeneratedText, Progress, constrained_requests, continue_prompts, translate
+from regard.decode.long_lines import cut_long_lines
 from regard.decode.mbr import MBR, Metric
 from regard.decode.options import Options, default_options
 from regard.decode.requests import prompt_requests, translation_requests
@@ -100,8 +101,29 @@ class TextGenerator:
         `first_line` is the line number of the first text, for error messages.
         """
         self._require("translate")
-        aligner = self.aligner if alignment or replace_unknown else None
         options = options or self.defaults()
+        cut = None if mbr is not None or any(constraints or ()) else cut_long_lines(
+            self.network, self.tokenizer, texts, options, trained_length=self.config.get(TRAINED_LENGTH),
+            prefixes=prefixes, first_line=first_line, note=self._note_once,
+        )  # fmt: skip
+        if cut is not None:
+            found = self._translated(
+                cut.pieces, options, prefixes=cut.per_line(prefixes), alignment=alignment,
+                progress=progress and cut.progress(progress), replace_unknown=replace_unknown,
+            )  # fmt: skip
+            return cut.put_together(found, options)
+        return self._translated(
+            texts, options, prefixes=prefixes, constraints=constraints, mbr=mbr, progress=progress, alignment=alignment,
+            replace_unknown=replace_unknown, first_line=first_line,
+        )  # fmt: skip
+
+    def _translated(
+        self, texts: Sequence[str], options: Options, *, prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Constraints | None] | None = None, mbr: MBR | None = None,
+        progress: Progress | None = None, alignment: bool = False, replace_unknown: bool = False, first_line: int = 1,
+    ) -> list[list[GeneratedText]]:  # fmt: skip
+        """The n-best translations of each text, each as a whole."""
+        aligner = self.aligner if alignment or replace_unknown else None
         searched = options if mbr is None else mbr.candidate_options(options)
         with shown_progress(progress, len(texts), "translating") as advance:
             found = translate(
