@@ -14,7 +14,7 @@ from regard.data.sentences import split_sentences, split_to_fit
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner, Head, Links, choose_heads, cross_attention_heads
 from regard.decode.alternatives import Alternative, WordConfidence, alternatives, text_confidences
-from regard.decode.classify import Prediction, Text, classify
+from regard.decode.classify import Prediction, Text, classify, predicts_next_sentence
 from regard.decode.confidence import Calibration, Confidence, calibrate, confidences, read_calibration
 from regard.decode.document import (
     Journal,
@@ -37,7 +37,8 @@ from regard.decode.terms import Glossary as Glossary
 from regard.decode.text_generator import TextGenerator, shown_progress
 from regard.decode.text_generator import ensemble as ensemble
 from regard.engines.folder import Engine, find_converted
-from regard.engines.translator import Translator
+from regard.engines.model import ConvertedModel
+from regard.engines.open import open_converted
 from regard.errors import DamagedFile, InputError
 from regard.models.device import choose_device
 from regard.models.model import Model, Network, Shape
@@ -60,7 +61,7 @@ def load(
     """Load a model from its folder, or from a checkpoint of its run; never runs code, never unpickles.
 
     `parts` are the caller's own description classes (layers, scores, positions, ...) that the model is made of.
-    `engine` translates: "torch", "ctranslate2", or "auto", a converted model that is proven for these weights.
+    `engine` answers what it can: "torch", "ctranslate2", or "auto", a converted model that is proven for these weights.
     """
     loaded = read_folder(Path(folder), choose_device(device), parts=require_parts(parts))
     if step is not None:
@@ -69,7 +70,7 @@ def load(
     model.calibration = read_calibration(Path(folder)) if step is None else None
     found = find_converted(Path(folder), engine) if step is None and model.device.type == "cpu" else None
     if found is not None:
-        model.engine = Translator(found, lambda: LoadedModel(loaded), defaults_from=Path(folder))
+        model.engine = open_converted(found, lambda: LoadedModel(loaded), engine=engine, defaults_from=Path(folder))
     return model
 
 
@@ -117,7 +118,7 @@ class LoadedModel(TextGenerator):
         self.tokenizers = self.tokenizer, self.target_tokenizer
         self.config: dict[str, Any] = loaded.config
         self.generation_config: dict[str, Any] = loaded.generation_config
-        self.engine: Translator | None = None  # that translates what it can in place of the network
+        self.engine: ConvertedModel | None = None  # that answers what it can in place of the network
         self.calibration: Calibration | None = None  # of the confidences in its translations
 
     @property
@@ -141,16 +142,39 @@ class LoadedModel(TextGenerator):
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """As `TextGenerator.translations`; a converted model translates what it can."""
         self._require("translate")
-        if self.engine is None or mbr is not None or any(constraints or ()):
+        engine = self._engine_to("translate")
+        if engine is None:
             return super().translations(
                 texts, options, prefixes=prefixes, constraints=constraints, mbr=mbr, progress=progress,
                 alignment=alignment, replace_unknown=replace_unknown, first_line=first_line,
             )  # fmt: skip
         with shown_progress(progress, len(texts), "translating") as advance:
-            return self.engine.translations(
-                texts, options, prefixes=prefixes, progress=advance, alignment=alignment,
-                replace_unknown=replace_unknown, first_line=first_line,
+            return engine.translations(
+                texts, options, prefixes=prefixes, constraints=constraints, mbr=mbr, progress=advance,
+                alignment=alignment, replace_unknown=replace_unknown, first_line=first_line,
             )  # fmt: skip
+
+    def continuations(
+        self, prompts: Sequence[str], options: Options, *, constraints: Sequence[Constraints | None] | None = None,
+        progress: Progress | None = None,
+    ) -> list[list[GeneratedText]]:  # fmt: skip
+        """As `TextGenerator.continuations`; a converted model generates what it can."""
+        self._require("generate")
+        engine = self._engine_to("generate")
+        if engine is None:
+            return super().continuations(prompts, options, constraints=constraints, progress=progress)
+        with shown_progress(progress, len(prompts), "generating") as advance:
+            return engine.continuations(prompts, options, constraints=constraints, progress=advance)
+
+    @property
+    def embedding_width(self) -> int:
+        """The width of the vector of a text."""
+        return self.description.embedding_width
+
+    @property
+    def classifies_pairs(self) -> bool:
+        """Whether it tells if one text follows another, so that it reads pairs."""
+        return predicts_next_sentence(self.description)
 
     def translate_document(
         self,
@@ -333,6 +357,11 @@ class LoadedModel(TextGenerator):
         self, texts: Sequence[str], *, pool: str | None = ..., layer: Layer = ..., normalised: bool = ...,
         tokens: Literal[True], stateful: bool = ..., progress: Progress | None = ...,
     ) -> list[TokenVectors]: ...  # fmt: skip
+    @overload
+    def embed(
+        self, texts: Sequence[str], *, pool: str | None = ..., layer: Layer = ..., normalised: bool = ...,
+        tokens: bool = ..., stateful: bool = ..., progress: Progress | None = ...,
+    ) -> Vectors | list[TokenVectors]: ...  # fmt: skip
     def embed(
         self,
         texts: Sequence[str],
@@ -354,6 +383,12 @@ class LoadedModel(TextGenerator):
             raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
         max_length: int | None = self.config.get(MAX_TEXT_LENGTH)
         with shown_progress(progress, len(texts), "embedding") as advance:
+            engine = self._engine_to("embed")
+            if engine is not None:
+                return engine.embed(
+                    texts, pool=pool, layer=layer, normalised=normalised, tokens=tokens, stateful=stateful,
+                    progress=advance,
+                )  # fmt: skip
             if tokens:
                 return embed_tokens(
                     self.network, self.tokenizer, texts, layer=layer, normalised=normalised, max_length=max_length,
@@ -369,6 +404,9 @@ class LoadedModel(TextGenerator):
         _require_texts("classify", texts)
         self._require("classify")
         with shown_progress(progress, len(texts), "classifying") as advance:
+            engine = self._engine_to("classify")
+            if engine is not None:
+                return engine.classify(texts, progress=advance)
             return classify(self.network, self.tokenizer, texts, advance)
 
     def score(self, source: Sequence[str], target: Sequence[str] | None = None) -> list[float]:
@@ -389,6 +427,9 @@ class LoadedModel(TextGenerator):
             what, fits = ("plain texts", "pairs of source and target") if both else ("pairs", "texts alone")
             raise InputError(f"this model does not score {what}. Give {fits}.")
         with shown_progress(progress, len(source), "scoring") as advance:
+            engine = self._engine_to("score")
+            if engine is not None:
+                return engine.scores(source, target, progress=advance)
             if target is not None:
                 return score_pairs(self.network, self.tokenizers, (source, target), advance)
             score = score_texts if self.network.shape == "decoder" else score_masked
@@ -435,6 +476,10 @@ class LoadedModel(TextGenerator):
         if self.network.shape == "encoder-decoder" and target is None:
             target = self.translate(text)
         return lsh_recall(self.network, self.tokenizers, text, target, top=top)
+
+    def _engine_to(self, verb: str) -> ConvertedModel | None:
+        """The converted model, if it runs this command."""
+        return self.engine if self.engine is not None and verb in self.engine.verbs else None
 
     def _require_decoder(self, what: str) -> None:
         verb = "generate" if self.network.shape == "decoder" else "translate"

@@ -16,17 +16,19 @@ import torch
 from regard.api import LoadedModel, load
 from regard.cli import run
 from regard.decode.options import Options
-from regard.engines.convert import Sample, convert_to_ctranslate2
+from regard.engines.convert import convert_to_ctranslate2
 from regard.engines.folder import Precision, find_converted, place_of, read_proof
-from regard.engines.translator import Translator, _farther, _Found, refused
+from regard.engines.prove import Sample
+from regard.engines.search import _farther, _Found, refused
+from regard.engines.translator import Translator
 from regard.errors import DamagedFile, InputError, Note
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import LayerNorm, PostNorm, PreNorm, RMSNorm
-from regard.layers.positions import ALiBi, Learned, Rotary
+from regard.layers.positions import ALiBi, Learned, RelativeBias, Rotary
 from regard.layers.reversible import Reversible
 from regard.layers.scores import Additive, Dot
 from regard.models.model import Model
-from regard.models.zoo import bahdanau, gpt2, transformer
+from regard.models.zoo import bahdanau, t5, transformer
 from regard.store.convert import convert as convert_folder
 from regard.store.convert import read_source
 from regard.store.folder import unique_parameters, write_weights
@@ -79,6 +81,7 @@ MODELS = {
     "swiglu": gated(tiny()),
     "factor": tiny(score=Dot(factor=0.5)),
     "unequal_depth": tiny(decoder_depth=1),
+    "no_positions": tiny(position=None),
 }
 
 
@@ -114,17 +117,48 @@ def test_the_engine_gives_the_texts_and_scores_of_torch(pair: tuple[LoadedModel,
         assert [one.score for one in theirs] == pytest.approx([one.score for one in ours], abs=1e-3)
 
 
+T5 = {
+    "t5": t5(16, 2, 2, inner=24, dropout=0.0),
+    "t5_1.0": t5(16, 2, 2, version="1.0", inner=24, key_width=12, dropout=0.0, position=RelativeBias(8, 16)),
+}
+
+
+@pytest.mark.parametrize("name", T5)
+def test_t5_is_converted_with_its_position_biases(name: str, tmp_path: Path):
+    folder = save_model(tmp_path / "model", small(T5[name], generation_config=DEFAULTS))
+    model, engine = load(folder, engine="torch"), Translator(convert(folder), no_torch)
+    engine.patience = None  # the exact search
+    for options in (OPTIONS["defaults"], OPTIONS["greedy"], OPTIONS["by_length"], OPTIONS["n_best"]):
+        for ours, theirs in zip(model.translations(LINES, options), engine.translations(LINES, options), strict=True):
+            assert [one.text for one in theirs] == [one.text for one in ours]
+
+
+def test_a_published_t5_is_converted(tmp_path: Path):
+    convert_folder(
+        save_model(tmp_path / "ours", small(T5["t5"], generation_config=DEFAULTS)), tmp_path / "t5", "huggingface"
+    )
+    model, engine = load(tmp_path / "t5", engine="torch"), Translator(convert(tmp_path / "t5"), no_torch)
+    assert [one[0].text for one in engine.translations(LINES, Options())] == model.translate(LINES, beam=1)
+
+
+def test_scores_of_pairs_are_those_of_torch(pair: tuple[LoadedModel, Translator]):
+    model, engine = pair
+    for ours, theirs in zip(model.scores(LINES, LINES[::-1]), engine.scores(LINES, LINES[::-1]), strict=True):
+        assert [name for name, _ in theirs.tokens] == [name for name, _ in ours.tokens]
+        assert [value for _, value in theirs.tokens] == pytest.approx([value for _, value in ours.tokens], abs=1e-3)
+
+
 def test_a_sentence_that_is_not_proven_is_searched_farther(monkeypatch: pytest.MonkeyPatch, folder: Path):
     model, engine = load(folder, engine="torch"), Translator(convert(folder), no_torch)
     engine.patience = None
     horizons = []
     start = Translator._start
 
-    def noted(self: Translator, requests: Any, horizon: int, options: Options, rule: Any) -> list[Any]:
+    def noted(self: Translator, requests: Any, horizon: int, search: dict[str, Any]) -> list[Any]:
         horizons.append(horizon)
-        return start(self, requests, horizon, options, rule)
+        return start(self, requests, horizon, search)
 
-    monkeypatch.setattr("regard.engines.translator._first_horizon", lambda source, limit: 2)
+    monkeypatch.setattr("regard.engines.search._first_horizon", lambda source, limit: 2)
     monkeypatch.setattr(Translator, "_start", noted)
     for penalty in (0.6, 1.0, 2.0):  # which favours what ends late
         options = Options(beam=4, length_penalty=penalty)
@@ -153,13 +187,13 @@ def test_the_least_patience_that_finds_the_best_hypotheses_is_kept(folder: Path,
     proof = read_proof(convert(folder))
     assert proof is not None
     assert proof.patience == 1.0
-    rule = Translator._search
+    rule = Translator.search
 
     def impatient(self: Translator, requests: Any, options: Options, progress: Any) -> Any:
         found = rule(self, requests, options, progress)
         return found if self.patience != 1.0 else [[replace(one[0], text="!")] for one in found]
 
-    monkeypatch.setattr(Translator, "_search", impatient)
+    monkeypatch.setattr(Translator, "search", impatient)
     proof = read_proof(convert(folder))
     assert proof is not None
     assert proof.patience == 1.2
@@ -171,11 +205,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 REFUSED = {
-    "alibi": tiny(position=ALiBi()),
+    "ALiBi's biases in an encoder": tiny(position=ALiBi()),
     "reversible": tiny(join=Reversible()),
     "additive": tiny(score=Additive()),
-    "a model without positions": tiny(position=None),
-    "a model made to generate": gpt2(16, 1, 2, inner=16),
     "recurrent": bahdanau(16),
 }
 
@@ -190,7 +222,7 @@ def test_what_the_engine_has_no_words_for_is_refused_by_name(name: str, tmp_path
 
 def test_a_rule_of_stopping_that_needs_all_hypotheses_is_left_to_torch(folder: Path):
     convert(folder)
-    model = load(folder, engine="ctranslate2")
+    model = load(folder)
     with pytest.warns(Note, match="does not honour early_stopping, so torch translates"):
         model.translations(TEXTS, Options(beam=3, n_best=2, early_stopping=False))
 
@@ -207,19 +239,21 @@ def test_a_rule_of_stopping_that_needs_all_hypotheses_is_left_to_torch(folder: P
 )
 def test_an_option_it_cannot_honour_is_left_to_torch_with_a_note(folder: Path, name: str, options: Options):
     convert(folder)
-    model = load(folder, engine="ctranslate2")
+    model = load(folder)
     assert model.engine is not None
-    assert refused(options, None) == name
+    assert refused(options) == name
     with pytest.warns(Note, match=f"does not honour {name}, so torch translates"):
         found = model.translations(TEXTS, options)
     assert found == load(folder, engine="torch").translations(TEXTS, options)
+    with pytest.raises(InputError, match=rf"does not honour {name} \(--engine ctranslate2\). .* --engine auto"):
+        load(folder, engine="ctranslate2").translations(TEXTS, options)
 
 
 @pytest.mark.parametrize("asked", [{"prefixes": ["the"]}, {"alignment": True}, {"replace_unknown": True}])
 def test_prefixes_and_alignments_are_left_to_torch(folder: Path, asked: dict[str, Any]):
     convert(folder)
     with pytest.warns(Note, match="so torch translates"):
-        found = load(folder, engine="ctranslate2").translations(TEXTS[:1], **asked)
+        found = load(folder).translations(TEXTS[:1], **asked)
     assert found == load(folder, engine="torch").translations(TEXTS[:1], **asked)
 
 
@@ -228,7 +262,7 @@ def test_a_text_beyond_the_written_positions_is_left_to_torch(folder: Path, monk
     convert(folder)
     long = "cat " * 130
     with pytest.warns(Note, match="more than 128 tokens"):
-        found = load(folder, engine="ctranslate2").translate(long, beam=1)
+        found = load(folder).translate(long, beam=1)
     assert found == load(folder, engine="torch").translate(long, beam=1)
 
 
@@ -263,7 +297,7 @@ def test_an_engine_that_is_not_there_is_refused(folder: Path, monkeypatch: pytes
         find_converted(folder, "ctranslate2")
     with pytest.raises(InputError, match="no engine is called"):
         find_converted(folder, "onnx")  # type: ignore[arg-type]
-    monkeypatch.setattr("regard.engines.folder.engine_version", lambda: None)
+    monkeypatch.setattr("regard.engines.folder.engine_version", lambda runtime: None)
     with pytest.raises(InputError, match=r"not installed .* pip install 'regard\[engines\]'"):
         find_converted(folder, "ctranslate2")
 
@@ -341,7 +375,7 @@ def test_convert_says_the_count_and_writes_where_it_is_found(folder: Path, tmp_p
     sample = tmp_path / "sample.txt"
     sample.write_text("\n".join(TEXTS))
     assert run(["convert", str(folder), "--to", "ctranslate2", "--sample", str(sample)]) == 0
-    assert "4 of 4 lines as torch translates them" in capsys.readouterr().err
+    assert "4 of 4 lines as torch answers them" in capsys.readouterr().err
     assert find_converted(folder, "auto") == place_of(folder, "float32")
     assert run(["convert", str(folder), "--to", "ctranslate2", "--precision", "int4"]) == 2
     assert "Use float32 or int8" in capsys.readouterr().err

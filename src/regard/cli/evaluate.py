@@ -133,7 +133,7 @@ def evaluate(
     first, others = (reference[0], reference[1:]) if reference else (None, [])
     split: Literal["valid", "test"] = "valid" if calibrate else "test"
     corpus = _corpus("evaluate", model, source, first, (text, documents, fields), parts, split)
-    if source is not None and (pairs or trained_on_pairs(model, parts)):
+    if source is not None and (pairs or trained_on_pairs(model)):
         corpus = replace(corpus, paired_sources=True)
     loaded = load_model(model, device, threads, parts)
     if corpus.targets is None or loaded.description.readout.outputs != "tokens":

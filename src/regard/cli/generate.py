@@ -13,11 +13,14 @@ import typer
 
 from regard.cli.options import (
     Device,
+    EngineOption,
     ModelFolder,
     Parts,
     Threads,
     input_lines,
+    load_converted,
     load_model,
+    refuse_engine,
     refuse_unused,
     require_output,
 )
@@ -74,6 +77,7 @@ def generate(
     stream: Stream = False,
     out: Annotated[Path | None, typer.Option(help="Write to this file: MIDI if it ends in .mid, else text.")] = None,
     parts: Parts = None,
+    engine: EngineOption = "auto",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -84,7 +88,7 @@ def generate(
     Example: regard generate runs/python "x = " --regex "[0-9]+" --stream
     """
     from regard.decode.options import Options
-    from regard.decode.text_generator import require_possible
+    from regard.decode.requests import require_possible
 
     require_output("--out", out)
     if temperature > 0:
@@ -108,12 +112,15 @@ def generate(
     )  # fmt: skip
     if prompt == "-" or (prompt is None and _redirected()):
         prompt = "\n".join(line for lines in input_lines() for line in lines)
-    loaded, prompt = load_model(model, device, threads, parts), prompt or ""
-    options = options.with_tokens_of(loaded.defaults())
+    prompt = prompt or ""
     constraints = steering.constraints([{"text": prompt}], 0)
     if stream:
-        _stream_continuation(loaded, prompt, options, constraints)
+        refuse_engine(engine, "does not stream")
+        in_torch = load_model(model, device, threads, parts)
+        _stream_continuation(in_torch, prompt, options.with_tokens_of(in_torch.defaults()), constraints)
         return
+    loaded = load_converted("generate", model, device, threads, parts, engine)
+    options = options.with_tokens_of(loaded.defaults())
     (found, *_), *_ = loaded.continuations([prompt], options, constraints=constraints)
     text = require_possible(found, "the text").text
     if out is None:

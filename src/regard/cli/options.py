@@ -20,7 +20,7 @@ from regard.schema import finite
 
 if TYPE_CHECKING:
     from regard.api import LoadedModel
-    from regard.engines.translator import Translator
+    from regard.engines.model import ConvertedModel
 
 Row = dict[str, Any]
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_default=False)]
@@ -64,24 +64,29 @@ def load_model(folder: Path, device: str, threads: int | None, parts: list[Path]
     return load(folder, device=device, parts=own_parts(parts), engine="torch")
 
 
-def load_translator(
-    folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str
-) -> LoadedModel | Translator:
-    """Load a model to translate with: converted, where the engine is asked for or proven, else in torch."""
+def load_converted(
+    verb: str, folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str
+) -> LoadedModel | ConvertedModel:
+    """Load a model for a command: converted, where the engine is asked for or proven, else in torch."""
     from regard.engines.folder import find_converted
 
     if device not in ("auto", "cpu"):
-        if engine == "ctranslate2":
-            raise InputError(f"CTranslate2 runs on the CPU here, not on {device} (--device). Leave out --device.")
+        refuse_engine(engine, f"runs on the CPU here, not on {device} (--device)")
         return load_model(folder, device, threads, parts)
-    found = find_converted(folder, engine)  # type: ignore[arg-type]  # checked there
+    found = find_converted(folder, engine, verb)  # type: ignore[arg-type]  # checked there
     if found is None or (device == "auto" and engine == "auto" and _has_gpu()):
         return load_model(folder, device, threads, parts)
-    from regard.engines.translator import Translator
+    from regard.engines.open import open_converted
 
     threads = None if threads is None else limit_threads(threads)
     torch = None if found == folder else lambda: load_model(folder, device, threads, parts)
-    return Translator(found, torch, defaults_from=folder, threads=threads)
+    return open_converted(found, torch, engine=engine, defaults_from=folder, threads=threads)  # type: ignore[arg-type]
+
+
+def refuse_engine(engine: str, why: str) -> None:
+    """Refuse an engine that was asked for by name, where only torch will do."""
+    if engine not in ("auto", "torch"):
+        raise InputError(f"{engine} {why} (--engine). Leave out --engine.")
 
 
 def _has_gpu() -> bool:
@@ -98,14 +103,18 @@ def own_parts(files: list[Path] | None) -> tuple[type, ...]:
     return read_parts(*files)
 
 
-def trained_on_pairs(folder: Path, parts: list[Path] | None) -> bool:
-    """Whether the recipe of a model trains on labelled pairs of texts."""
+def trained_on_pairs(folder: Path) -> bool:
+    """Whether the recipe of a model trains on labelled pairs of texts; read without torch, which starts slowly."""
     recipe = folder / "recipe.toml"
     if not recipe.is_file():
         return False
-    from regard.config.recipe import read_recipe
+    import tomllib
 
-    return len(read_recipe(recipe, parts=own_parts(parts)).text.fields or ()) > 2
+    try:
+        text = tomllib.loads(recipe.read_text()).get("text", {})
+    except ValueError:  # whoever reads the recipe says so
+        return False
+    return len(text.get("fields") or ()) > 2
 
 
 def input_lines() -> Iterator[list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.options import Row, json_text, load_model, load_translator, refuse_unused
+from regard.cli.options import Row, json_text, load_converted, load_model, refuse_engine, refuse_unused
 from regard.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.decode.options import Options
     from regard.decode.terms import Constraints, Glossary
     from regard.decode.text_generator import TextGenerator
-    from regard.engines.translator import Translator
+    from regard.engines.model import ConvertedModel
 
 ModelFolders = Annotated[
     list[Path], typer.Argument(help="A model folder; several are an ensemble.", metavar="MODEL...", show_default=False)
@@ -154,17 +154,18 @@ def _terms(row: Row, key: str, number: int) -> tuple[str, ...]:
 def load_writer(
     models: Sequence[Path], device: str, threads: int | None, parts: list[Path] | None, engine: str, *,
     weights: str | None = None, fusion: Path | None = None, fusion_weight: float | None = None, alone: bool = False,
-) -> LoadedModel | Translator | TextGenerator:  # fmt: skip
+) -> LoadedModel | ConvertedModel | TextGenerator:  # fmt: skip
     """One model, several as an ensemble, or one fused with a language model; `alone`: one in torch."""
     if fusion is None:
         refuse_unused("is for shallow fusion. Add --fusion, or leave it out.", fusion_weight=fusion_weight)
     if len(models) == 1:
         refuse_unused("is for several models. Name more than one, or leave it out.", weights=weights)
         if fusion is None:
-            return load_model(models[0], device, threads, parts) if alone else load_translator(
-                models[0], device, threads, parts, engine)  # fmt: skip
-    if engine == "ctranslate2":
-        raise InputError("CTranslate2 runs one model alone (--engine). Leave out --engine.")
+            if alone:
+                refuse_engine(engine, "finds no alternatives and does not stream")
+                return load_model(models[0], device, threads, parts)
+            return load_converted("translate", models[0], device, threads, parts, engine)
+    refuse_engine(engine, "runs one model alone")
     for path in models[1:]:
         if not path.exists() and not str(path).startswith("hf:"):
             raise InputError(f"{path} is no model folder (MODEL). Texts are lines of standard input: "
@@ -235,7 +236,7 @@ def _refuse_with_alternatives(given: Mapping[str, Any]) -> None:
 
 
 def stream_lines(
-    model: Translator | TextGenerator, rows: Sequence[Row], options: Options, constraints: list[Constraints] | None
+    model: ConvertedModel | TextGenerator, rows: Sequence[Row], options: Options, constraints: list[Constraints] | None
 ) -> None:
     """Print the translation of each line token by token."""
     from regard.decode.text_generator import TextGenerator
@@ -255,7 +256,7 @@ def stream_lines(
 
 
 def write_alternatives(
-    model: Translator | TextGenerator, rows: Sequence[Row], options: Options, *, count: int, at: str, done: int,
+    model: ConvertedModel | TextGenerator, rows: Sequence[Row], options: Options, *, count: int, at: str, done: int,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Print the alternatives for a word of each line's translation: probability, word and text, or as JSON."""

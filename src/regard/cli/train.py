@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,8 +13,9 @@ from regard.cli.options import Device, Parts, Threads, json_text, own_parts, ref
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.engines.convert import Sample
+    from regard.engines.prove import Sample
 
+_SAMPLE_LINES = 20_000  # of the validation text, of which those for the sample are taken
 _KINDS = ("huggingface", "regard", "ctranslate2")
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")]
@@ -141,7 +143,8 @@ def convert(
 ) -> None:
     """Convert a model folder to the Hugging Face format, to regard's own, or for the engine CTranslate2.
 
-    For CTranslate2 it translates a sample with both engines, and writes how many lines are equal to proof.json.
+    For CTranslate2, torch and the converted model answer a sample, and proof.json says how many answers are equal. A
+    translator, a language model or an encoder can be converted, if its parts are those of a Transformer.
 
     Example: regard convert runs/python published/python
     Example: regard convert runs/dates --to ctranslate2 --precision int8
@@ -176,16 +179,18 @@ def _to_ctranslate2(
     loaded = read_source(source, pickles=pickles, parts=own_parts(parts))
     kind: Literal["float32", "int8"] = precision  # type: ignore[assignment]  # checked by the conversion
     place = target or place_of(source, kind)
-    proof = convert_to_ctranslate2(loaded, local_folder(source), place, kind, _sample(source, sample, parts))
+    chosen = _sample(source, sample, parts, translates=loaded.network.shape == "encoder-decoder")
+    proof = convert_to_ctranslate2(loaded, local_folder(source), place, kind, chosen)
     bleu = "" if proof.bleu is None else f"; BLEU {proof.bleu:.2f}, torch {proof.torch_bleu:.2f}"
-    typer.echo(f"{place}: {proof.equal_lines:,} of {proof.lines:,} lines as torch translates them{bleu}", err=True)
+    more = "" if proof.difference is None else f"; numbers of vectors differ by up to {proof.difference:g}"
+    typer.echo(f"{place}: {proof.equal_lines:,} of {proof.lines:,} lines as torch answers them{bleu}{more}", err=True)
 
 
-def _sample(model: Path, named: Path | None, parts: list[Path] | None) -> Sample:
+def _sample(model: Path, named: Path | None, parts: list[Path] | None, *, translates: bool) -> Sample:
     """The lines that the user named, or the validation text of the model's recipe, or an embedded text."""
     from regard.config.recipe import read_recipe
     from regard.data.read.corpus import read_lines
-    from regard.engines.convert import Sample
+    from regard.engines.prove import Sample
 
     if named is not None:
         return Sample.of(read_lines(named))
@@ -194,8 +199,11 @@ def _sample(model: Path, named: Path | None, parts: list[Path] | None) -> Sample
         corpus = read_recipe(recipe, parts=own_parts(parts)).text.read("valid") if recipe.is_file() else None
     except InputError:  # its files are elsewhere
         corpus = None
-    if corpus is not None and corpus.targets is not None:
+    if corpus is not None and translates:
         return Sample.of(corpus.sources, corpus.targets)
+    if corpus is not None:  # whose documents may have many lines
+        lines = (line for text in corpus.sources for line in text.splitlines() if line.strip())
+        return Sample.of([*islice(lines, _SAMPLE_LINES)])
     typer.echo("The model's own validation text is not here; it is checked on embedded lines. Or give --sample FILE.",
                err=True)  # fmt: skip
     return Sample.embedded()

@@ -27,6 +27,7 @@ from regard.cli.options import (
     Threads,
     input_lines,
     json_text,
+    load_converted,
     load_model,
     progress,
     refuse_unused,
@@ -74,7 +75,7 @@ if TYPE_CHECKING:
     from regard.decode.options import Options
     from regard.decode.score import TextScore
     from regard.decode.text_generator import TextGenerator
-    from regard.engines.translator import Translator
+    from regard.engines.model import ConvertedModel
 
 Json = Annotated[bool, typer.Option("--json", help="JSON lines in and out; unknown keys pass through.")]
 
@@ -180,7 +181,7 @@ def translate(
     refuse_search_options(typed, sampling=temperature > 0, risk=risk)
     refuse_document_options(typed, file=file, out=out, language=language, confidence=confidence)
     steering = read_steering(must, must_not, regex, glossary, prefix=glossary_prefix)
-    loaded: LoadedModel | Translator | TextGenerator
+    loaded: LoadedModel | ConvertedModel | TextGenerator
     if file is not None or confidence:
         from regard.cli.document import load_for_documents, note_raw, sure, translate_file
 
@@ -280,7 +281,7 @@ def _text(answer: GeneratedText) -> str:
 def _interactive(
     translations: Callable[..., list[list[GeneratedText]]], options: Options, prefix: str | None, steering: Steering
 ) -> None:
-    from regard.decode.text_generator import require_possible
+    from regard.decode.requests import require_possible
 
     typer.echo("Type a line, get its translation; Ctrl-D ends.", err=True)
     while True:
@@ -349,6 +350,7 @@ def embed(
     ] = False,
     as_json: Json = False,
     parts: Parts = None,
+    engine: EngineOption = "auto",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -363,9 +365,9 @@ def embed(
 
     if sys.stdout.isatty() and not as_json:
         raise InputError("vectors cannot be printed to a terminal (regard embed). Add > vectors.npy, or --json.")
-    loaded = load_model(model, device, threads, parts)
+    loaded = load_converted("embed", model, device, threads, parts, engine)
     options: Row = {"pool": pool, "layer": _layer(layer), "normalised": normalised, "stateful": stateful}
-    whole = [np.zeros((0, loaded.description.embedding_width), dtype=np.float32)]
+    whole = [np.zeros((0, loaded.embedding_width), dtype=np.float32)]
     names: list[str] = []
     starts = [0]
     # A state is carried over all lines, so they are read at once.
@@ -400,6 +402,7 @@ def classify(
     ] = False,
     as_json: Json = False,
     parts: Parts = None,
+    engine: EngineOption = "auto",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -410,10 +413,8 @@ def classify(
 
     Example: regard classify runs/reviews < reviews.txt
     """
-    from regard.decode.classify import predicts_next_sentence
-
-    loaded = load_model(model, device, threads, parts)
-    paired = pairs or trained_on_pairs(model, parts) or predicts_next_sentence(loaded.description)
+    loaded = load_converted("classify", model, device, threads, parts, engine)
+    paired = pairs or trained_on_pairs(model) or loaded.classifies_pairs
     for done, rows in _input_rows(as_json):
         texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
         with _progress(done, rows, "classifying") as advance:
@@ -432,6 +433,7 @@ def score(
     ] = False,
     as_json: Json = False,
     parts: Parts = None,
+    engine: EngineOption = "auto",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -441,8 +443,8 @@ def score(
 
     Example: regard score runs/python < lines.py
     """
-    loaded = load_model(model, device, threads, parts)
-    paired = loaded.network.shape == "encoder-decoder"
+    loaded = load_converted("score", model, device, threads, parts, engine)
+    paired = loaded.shape == "encoder-decoder"
     for done, rows in _input_rows(as_json):
         sides = zip(*_two_columns(rows, done)) if paired else ([row["text"] for row in rows],)
         with _progress(done, rows, "scoring") as advance:
@@ -537,7 +539,7 @@ def _layer(name: str | None) -> Any:
 
 def _predicted(prediction: Prediction) -> tuple[str, Row]:
     """A prediction as one line of text, and for JSON."""
-    from regard.decode.classify import LabelPrediction, TagPrediction
+    from regard.decode.requests import LabelPrediction, TagPrediction
 
     if isinstance(prediction, LabelPrediction):
         return _one_line(prediction.label), {"label": prediction.label, "probabilities": prediction.probabilities}

@@ -3,52 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress
 from regard.decode.inputs import batched_inputs, text_template
+from regard.decode.requests import NO_TAG as NO_TAG
+from regard.decode.requests import LabelPrediction as LabelPrediction
+from regard.decode.requests import NumberPrediction as NumberPrediction
+from regard.decode.requests import Prediction as Prediction
+from regard.decode.requests import TagPrediction as TagPrediction
+from regard.decode.requests import Text as Text
+from regard.decode.requests import encode_classified
 from regard.decode.workers import Workers
 from regard.errors import InputError
 from regard.models.model import AnyReadout, Model, Network
 from regard.models.readouts import NEXT_SENTENCE, Label, MultiLabel, Tags
-
-NO_TAG = "_"  # of a word without a token, such as a control character that the tokenizer removes
-
-
-@dataclass(frozen=True)
-class LabelPrediction:
-    """The most likely label of a text, and the probability of each label; those of a multi-label head sum to any."""
-
-    label: str
-    probabilities: dict[str, float] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class NumberPrediction:
-    """The number predicted for a text (regression)."""
-
-    number: float
-
-
-@dataclass(frozen=True)
-class TagPrediction:
-    """The words of a text, each with its tag."""
-
-    words: tuple[tuple[str, str], ...]
-
-    @property
-    def tags(self) -> tuple[str, ...]:
-        return tuple(tag for _, tag in self.words)
-
-
-Prediction = LabelPrediction | NumberPrediction | TagPrediction
-
-Text = str | tuple[str, str]
-"""A text, or a pair of texts that is classified as one."""
 
 
 def classify(
@@ -89,8 +61,7 @@ def label_names(network: Network) -> tuple[str, ...]:
 
 
 def _predict_label(network: Network, probabilities: Tensor) -> LabelPrediction:
-    by_label = dict(zip(label_names(network), probabilities.tolist()))
-    return LabelPrediction(max(by_label, key=by_label.__getitem__), by_label)
+    return LabelPrediction.of(label_names(network), probabilities.tolist())
 
 
 def _predict_tags(
@@ -105,14 +76,7 @@ def _predict_tags(
     for indices, outputs in _outputs(network, tokenizer, texts, progress):
         predicted |= dict(zip(indices, outputs.argmax(-1).tolist()))
     for index, text in enumerate(single):
-        token_words = word_ids(text, tokenizer.encode_with_offsets(text).offsets)
-        first_token = {word: token for token, word in reversed(list(enumerate(token_words)))}
-        words = [text[start:end] for start, end in word_offsets(text)]
-        tags = [
-            labels[predicted[index][start + first_token[word]]] if word in first_token else NO_TAG
-            for word in range(len(words))
-        ]
-        yield TagPrediction(tuple(zip(words, tags)))
+        yield TagPrediction.of(tokenizer, text, labels, predicted[index][start:])
 
 
 @torch.inference_mode()
@@ -120,11 +84,7 @@ def _outputs(
     network: Network, tokenizer: Tokenizer, texts: Sequence[Text], progress: Progress
 ) -> Iterator[tuple[list[int], Tensor]]:
     """Batches of texts: their indices and the readout's outputs."""
-    paired = [index for index, text in enumerate(texts) if not isinstance(text, str)]
-    if paired and len(paired) < len(texts):
-        raise InputError("some are texts and some are pairs of texts. Give one or the other.")
-    parts = [[text] if isinstance(text, str) else list(text) for text in texts]
-    segments = [tokenizer.encode_batch([part[segment] for part in parts]) for segment in range(2 if paired else 1)]
+    segments = encode_classified(tokenizer, texts)
     main = predicted_readout(network.description) is network.description.readout
     readout = network.readout if main or network.auxiliary is None else network.auxiliary
 
@@ -133,7 +93,8 @@ def _outputs(
         found: Tensor = readout(states, batch[1].get("padding"))
         return found.float().cpu()
 
-    batches = batched_inputs(network, tokenizer, segments, texts=["\t".join(part) for part in parts])
+    joined = [text if isinstance(text, str) else "\t".join(text) for text in texts]
+    batches = batched_inputs(network, tokenizer, segments, texts=joined)
     for (indices, _), found in Workers(network).run(batches, outputs):
         yield indices, found
         progress(len(indices))

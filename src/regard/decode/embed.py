@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress
-from regard.decode.inputs import batched_inputs, text_template, token_names
+from regard.decode.inputs import batched_inputs, token_names
+from regard.decode.requests import Layer as Layer
+from regard.decode.requests import TokenVectors as TokenVectors
+from regard.decode.requests import Vectors as Vectors
+from regard.decode.requests import encode_cut
 from regard.decode.workers import Workers
 from regard.errors import InputError, suggest
 from regard.layers.contract import CarriedMemory, Context
 from regard.models.model import CARRIES_NOTHING, Network
 from regard.models.readouts import First, Last, Max, Mean, Pool
-
-Vectors = NDArray[np.float32]
-TokenVectors = tuple[list[str], Vectors]
-"""The tokens of a text, and one row per token."""
-
-Layer = int | Literal["mix"] | None
-"""Which hidden states: a layer's (0: the embedding), "mix": the mean of all layers, None: those the readout reads."""
 
 POOLS: dict[str, Pool] = {"mean": Mean(), "first": First(), "last": Last(), "max": Max()}
 
@@ -53,7 +48,7 @@ def embed(
     own = pool is None and network.description.readout.outputs == "vectors"
     width = network.description.embedding_width if own else network.description.vector_width
     found = np.zeros((len(texts), width), dtype=np.float32)
-    encoded = _encode(network, tokenizer, texts, max_length)
+    encoded = encode_cut(network, tokenizer, texts, max_length)
 
     def pooled(states: Tensor, padding: Tensor | None) -> Tensor:
         if own:
@@ -82,7 +77,7 @@ def embed_tokens(
     progress: Progress = QUIET,
 ) -> list[TokenVectors]:
     """The tokens of each text, special tokens included, with one vector per token."""
-    encoded = _encode(network, tokenizer, texts, max_length)
+    encoded = encode_cut(network, tokenizer, texts, max_length)
     names = [token_names(network, tokenizer, *pair) for pair in zip(encoded, texts)]
     found: list[TokenVectors] = [([], np.zeros((0, 0), dtype=np.float32))] * len(texts)
 
@@ -95,15 +90,6 @@ def embed_tokens(
         for index, row in zip(indices, vectors.cpu().numpy()):
             found[index] = names[index], row[: len(names[index])].copy()
     return found
-
-
-def _encode(network: Network, tokenizer: Tokenizer, texts: Sequence[str], max_length: int | None) -> list[list[int]]:
-    """The tokens of each text, truncated to `max_length` with the special tokens counted."""
-    encoded = tokenizer.encode_batch(texts)
-    if max_length is None:
-        return encoded
-    most = max(0, max_length - text_template(network, tokenizer).num_special_tokens(1))
-    return [ids[:most] for ids in encoded]
 
 
 def _of_hidden_states(

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.characters import Characters, text_characters, token_characters
-from regard.data.tokenize.encode import padding_mask, token_rows
+from regard.data.tokenize.encode import padding_mask
 from regard.data.tokenize.tokenizer import SPECIALS, Tokenizer
 from regard.decode.requests import add_special_tokens as add_special_tokens
 from regard.decode.requests import check_length as check_length
 from regard.decode.requests import clamp_max_tokens as clamp_max_tokens
+from regard.decode.requests import fill_template, length_batches
+from regard.decode.requests import input_length as input_length
 from regard.decode.requests import text_template as text_template
 from regard.errors import InputError
 from regard.models.generator import Generator
@@ -58,18 +60,8 @@ def batch_by_length(
     A batch has at most `rows` rows, and never more than `MAX_ROWS`. Where padding would change the output, as that of a
     published Reformer, the rows of a batch are equally long.
     """
-    batch: list[int] = []
-    equal = not network.incremental
     most = min(MAX_ROWS, MAX_ROWS if rows is None else rows)
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        longest = lengths[batch[0]] if batch else 0
-        full = len(batch) >= most or (len(batch) + 1) * longest > tokens
-        if batch and (full or (equal and lengths[index] < longest)):
-            yield batch
-            batch = []
-        batch.append(index)
-    if batch:
-        yield batch
+    yield from length_batches(lengths, tokens, most, equal=not network.incremental)
 
 
 def pad(rows: Tokens, device: torch.device, value: int = 0) -> tuple[Tensor, Tensor | None]:
@@ -105,10 +97,7 @@ def batched_inputs(
 
 def network_inputs(network: Network, tokenizer: Tokenizer, segments: Sequence[Tokens]) -> dict[str, Tensor]:
     """The network's inputs for a batch: ids, padding if lengths differ, segments of pairs."""
-    template, device = text_template(network, tokenizer), next(network.parameters()).device
-    if not template.num_special_tokens(len(segments)):  # no row is empty
-        segments = [[ids or [tokenizer.bos] for ids in segments[0]], *segments[1:]]
-    filled = template.fill([token_rows(texts) for texts in segments])
+    filled, device = fill_template(network, tokenizer, segments), next(network.parameters()).device
     inputs = {"ids": torch.from_numpy(filled.ids), **padding_mask("padding", filled.lengths)}
     if filled.segments.any() and network.description.embed.segments > 1:  # RoBERTa has one segment only
         inputs["segments"] = torch.from_numpy(filled.segments)
@@ -159,8 +148,3 @@ def token_names(network: Network, tokenizer: Tokenizer, ids: Sequence[int], text
 
 def _look_up(table: Characters, ids: Tensor) -> Tensor:
     return torch.from_numpy(table[ids.cpu().numpy()]).to(ids.device)
-
-
-def input_length(network: Network, tokenizer: Tokenizer, texts: Tokens) -> int:
-    """The number of input tokens of a text or a pair of texts, special tokens included."""
-    return max(1, sum(map(len, texts)) + text_template(network, tokenizer).num_special_tokens(len(texts)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress, Request, TokenLogprobs, batch_requests
 from regard.decode.inputs import (
     Tokens,
-    add_special_tokens,
     batch_by_length,
     check_length,
     input_length,
@@ -20,30 +18,19 @@ from regard.decode.inputs import (
     pad,
     text_template,
 )
+from regard.decode.requests import TextScore as TextScore
+from regard.decode.requests import scoring_requests
 from regard.decode.workers import Workers
 from regard.models.model import Network
 
 _LOGITS = 1 << 24  # in memory at once
 
 
-@dataclass(frozen=True)
-class TextScore:
-    """The log-probability of a text, and of each of its tokens."""
-
-    total: float
-    tokens: tuple[tuple[str, float], ...]
-
-
 def score_texts(
     network: Network, tokenizer: Tokenizer, texts: Sequence[str], progress: Progress = QUIET
 ) -> list[TextScore]:
     """The log-probability of each text by a language model, EOS included."""
-    prefix = text_template(network, tokenizer).prefix or (tokenizer.bos,)
-    requests = []
-    for index, ids in enumerate(tokenizer.encode_batch(texts)):
-        check_length(network, len(prefix) + len(ids), f"text {index + 1:,}")
-        end = (tokenizer.eos,) if tokenizer.has_eos else ()
-        requests.append(Request((*prefix, *ids, *end), None, 0, special_tokens=len(prefix)))
+    requests = scoring_requests(network, (tokenizer, tokenizer), texts)
     return _score_requests(network, tokenizer, requests, progress)
 
 
@@ -54,13 +41,8 @@ def score_pairs(
     progress: Progress = QUIET,
 ) -> list[TextScore]:
     """The log-probability of each target given its source, EOS included."""
-    source, target = tokenizers
-    requests = []
-    for index, (source_ids, target_ids) in enumerate(zip(*map(Tokenizer.encode_batch, tokenizers, pairs))):
-        source_ids = add_special_tokens(network, source, source_ids)
-        check_length(network, max(len(source_ids), len(target_ids) + 1), f"pair {index + 1:,}")
-        requests.append(Request((target.bos, *target_ids, target.eos), source_ids, 0))
-    return _score_requests(network, target, requests, progress)
+    requests = scoring_requests(network, tokenizers, *pairs)
+    return _score_requests(network, tokenizers[1], requests, progress)
 
 
 def score_masked(

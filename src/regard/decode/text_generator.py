@@ -11,7 +11,6 @@ from typing import Any, overload
 
 import torch
 
-from regard import messages
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.alignment import Aligner
 from regard.decode.constraints import ConstraintCompiler
@@ -21,6 +20,7 @@ from regard.decode.long_lines import cut_long_lines
 from regard.decode.mbr import MBR, Metric
 from regard.decode.options import Options, default_options
 from regard.decode.requests import prompt_requests, translation_requests
+from regard.decode.requests import require_possible as require_possible
 from regard.decode.stream import stream_text
 from regard.decode.terms import Constraints, Glossary
 from regard.errors import InputError, Note
@@ -319,13 +319,6 @@ def minimum_risk(metric: Metric | None, candidates: int | None) -> MBR | None:
             raise InputError("mbr_candidates is for minimum Bayes risk. Set mbr, or leave it out.")
         return None
     return MBR(metric) if candidates is None else MBR(metric, candidates)
-
-
-def require_possible(text: GeneratedText, what: str) -> GeneratedText:
-    """A text, or an error if there is none that meets its constraints."""
-    if text.impossible is not None:
-        raise messages.IMPOSSIBLE(what=what, why=text.impossible)
-    return text
 
 
 def shown_progress(progress: Progress | None, total: int, what: str) -> AbstractContextManager[Progress]:

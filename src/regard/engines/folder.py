@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from regard.data.tokenize.encode import Reads
+from regard.engines.head import Head
 from regard.errors import DamagedFile, InputError, Note
 from regard.schema import from_dict
 from regard.store.files import read_json
@@ -21,12 +22,30 @@ from regard.store.files import read_json
 Engine = Literal["auto", "torch", "ctranslate2"]
 """What runs a model: torch, CTranslate2, or the converted model if there is one that is proven to answer alike."""
 
+Runtime = Literal["ctranslate2"]
+"""A program that runs converted models."""
+
 Precision = Literal["float32", "int8"]
 ENGINES: tuple[Engine, ...] = ("auto", "torch", "ctranslate2")
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 PROOF, OURS = "proof.json", "regard"
 
-_INSTALL = "Install it: pip install 'regard[engines]'."
+
+@dataclass(frozen=True)
+class Program:
+    """What people call a runtime, and what installs it; the runtime's name is that of its package."""
+
+    name: str
+    extra: str
+
+    @property
+    def remedy(self) -> str:
+        """What to do where it is not installed."""
+        return f"Install it: pip install 'regard[{self.extra}]'."
+
+
+PROGRAMS: dict[Runtime, Program] = {"ctranslate2": Program("CTranslate2", "engines")}
+"""The runtimes, in the order in which `auto` looks for converted models."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +54,18 @@ class Converted:
 
     precision: Precision
     vocabulary: int
+    runtime: Runtime = "ctranslate2"
+    verbs: tuple[str, ...] = ("translate", "score")  # the commands that it runs
     reads: Reads = "source"
     shape: str = "encoder-decoder"
     max_positions: int | None = None  # of the model; None when any text has positions
     written_positions: int | None = None  # that the engine has; None when it computes them
     trained_length: int | None = None
     published: bool = False  # converted from a published folder, so generation_config.json here is the one to read
+    max_text_length: int | None = None  # tokens of a text that are embedded
+    vector_width: int = 0  # of an encoder's hidden states
+    segments: int = 0  # how many kinds of segments an encoder embeds
+    head: Head | None = None  # what an encoder's hidden states become
 
 
 @dataclass(frozen=True)
@@ -48,12 +73,13 @@ class Proof:
     """How many sample lines the engine answers as torch does, and what that was measured with."""
 
     weights: str  # SHA-256 of the weights that were converted
-    engine: str
+    engine: Runtime
     version: str
     precision: Precision
     options: dict[str, Any]
     lines: int
     equal_lines: int
+    difference: float | None = None  # of an encoder's vectors, the largest, relative to the vector's largest number
     bleu: float | None = None  # where the sample has references
     torch_bleu: float | None = None
     patience: float | None = None  # of beam search, that gave the answers of an exact search; None: none did
@@ -64,9 +90,9 @@ class Proof:
         return self.equal_lines / max(1, self.lines)
 
 
-def place_of(folder: Path, precision: Precision) -> Path:
+def place_of(folder: Path, precision: Precision, runtime: Runtime = "ctranslate2") -> Path:
     """Where the converted model of a model folder lies, if no other place was named."""
-    return folder / "engines" / f"ctranslate2-{precision}"
+    return folder / "engines" / f"{runtime}-{precision}"
 
 
 def weights_digest(folder: Path) -> str:
@@ -78,10 +104,10 @@ def weights_digest(folder: Path) -> str:
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
-def engine_version() -> str | None:
-    """The version of CTranslate2; None where it is not installed."""
+def engine_version(runtime: Runtime = "ctranslate2") -> str | None:
+    """The version of a runtime; None where it is not installed."""
     try:
-        return version("ctranslate2")
+        return version(runtime)
     except PackageNotFoundError:
         return None
 
@@ -106,34 +132,59 @@ def _parsed(kind: type[Any], value: Any, path: Path) -> Any:
         raise DamagedFile(f"{path} cannot be used: {error}") from error
 
 
-def find_converted(folder: Path, engine: Engine) -> Path | None:
-    """The folder of the converted model to use; None: torch.
+def find_converted(folder: Path, engine: Engine, verb: str | None = None) -> Path | None:
+    """The folder of the converted model that runs a command (or any); None: torch.
 
-    `auto` takes one that is proven for these weights and this version; `ctranslate2` is refused where there is none.
+    `auto` takes one that is proven for these weights and this version; a runtime that is named and lacks is refused.
     """
     if engine not in ENGINES:
         raise InputError(f'no engine is called "{engine}" (--engine). Use {", ".join(ENGINES)}.')
     if engine == "torch":
         return None
-    if read_converted(folder) is not None:
-        if engine_version() is None:
-            raise InputError(f"{folder} is converted to CTranslate2, which is not installed. {_INSTALL}")
+    alone = read_converted(folder)
+    if alone is not None:
+        _require_runs(folder, alone, engine, verb)
         return folder
-    present = [place for precision in PRECISIONS if (place := place_of(folder, precision)).is_dir()]
-    if engine == "ctranslate2" and engine_version() is None:
-        raise InputError(f"CTranslate2 is not installed (--engine ctranslate2). {_INSTALL}")
-    faults = list(_faults(folder, present))
-    for place, fault in zip(present, faults):
+    runtimes = [runtime for runtime in PROGRAMS if engine in ("auto", runtime)]
+    places = [place_of(folder, precision, runtime) for runtime in runtimes for precision in PRECISIONS]
+    fits = [place for place in places if place.is_dir() and _runs(place, verb)]
+    missing = [runtime for runtime in runtimes if engine != "auto" and engine_version(runtime) is None]
+    if missing:
+        raise _not_installed(f"{PROGRAMS[missing[0]].name} is not installed (--engine {engine})", missing[0])
+    faults = list(_faults(folder, fits))
+    for place, fault in zip(fits, faults):
         if fault is None:
             if engine == "auto":
                 _note_rounding(place)
             return place
-    if engine == "ctranslate2":
-        found = f"{present[0]} {faults[0]}" if faults else f"{folder} is not converted to CTranslate2"
-        raise InputError(f"{found} (--engine ctranslate2). Convert it: regard convert {folder} --to ctranslate2.")
+    if engine != "auto":
+        other = f"{folder} is not converted to {PROGRAMS[runtimes[0]].name}" + (f" to {verb}" if verb else "")
+        found = f"{fits[0]} {faults[0]}" if faults else other
+        raise InputError(f"{found} (--engine {engine}). Convert it: regard convert {folder} --to {engine}.")
     if faults:
-        warnings.warn(f"{present[0]} {faults[0]}; torch is used. Convert it again.", Note, stacklevel=2)
+        warnings.warn(f"{fits[0]} {faults[0]}; torch is used. Convert it again.", Note, stacklevel=2)
     return None
+
+
+def _require_runs(folder: Path, alone: Converted, engine: Engine, verb: str | None) -> None:
+    """Refuse a converted model without its model folder that cannot do what is asked for."""
+    program = PROGRAMS[alone.runtime]
+    if engine not in ("auto", alone.runtime):
+        raise InputError(f"{folder} is converted to {program.name} (--engine {engine}). Leave out --engine.")
+    if engine_version(alone.runtime) is None:
+        raise _not_installed(f"{folder} is converted to {program.name}, which is not installed", alone.runtime)
+    if verb is not None and verb not in alone.verbs:
+        raise InputError(f"{folder} is converted to {program.name} to {' and '.join(alone.verbs)}, not to {verb}. "
+                         "Name the model it was converted from.")  # fmt: skip
+
+
+def _not_installed(what: str, runtime: Runtime) -> InputError:
+    return InputError(f"{what}. {PROGRAMS[runtime].remedy}")
+
+
+def _runs(place: Path, verb: str | None) -> bool:
+    converted = read_converted(place)
+    return verb is None or converted is None or verb in converted.verbs
 
 
 def _note_rounding(place: Path) -> None:
@@ -142,7 +193,7 @@ def _note_rounding(place: Path) -> None:
     if proof is not None and proof.precision == "int8":
         warnings.warn(
             f"{place} answers {proof.equal_lines:,} of {proof.lines:,} lines as torch does. Choose: --engine torch, or "
-            "--engine ctranslate2.", Note, stacklevel=3,
+            f"--engine {proof.engine}.", Note, stacklevel=3,
         )  # fmt: skip
 
 
@@ -150,12 +201,13 @@ def _faults(folder: Path, places: list[Path]) -> Iterator[str | None]:
     """Why each converted model cannot be used; None where it can."""
     weights = weights_digest(folder) if places else ""
     for place in places:
-        proof, installed = read_proof(place), engine_version()
+        proof = read_proof(place)
         if proof is None:
             yield "has no proof.json"
         elif proof.weights != weights:
             yield "was converted from other weights"
-        elif proof.version != installed:
-            yield f"was proven with CTranslate2 {proof.version}, {installed or 'none'} is installed"
+        elif proof.version != (installed := engine_version(proof.engine)):
+            name = PROGRAMS[proof.engine].name
+            yield f"was proven with {name} {proof.version}, {installed or 'none'} is installed"
         else:
             yield None

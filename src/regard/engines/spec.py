@@ -1,4 +1,4 @@
-"""An encoder-decoder as CTranslate2 describes it: its specification, filled from our description and weights.
+"""A model as CTranslate2 describes it: its specification, filled from our description and weights.
 
 Every part that CTranslate2 has no words for is refused by its name.
 """
@@ -6,7 +6,7 @@ Every part that CTranslate2 has no words for is refused by its name.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
 import ctranslate2
@@ -21,7 +21,7 @@ from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import LayerNorm, PostNorm, PreNorm, RMSNorm
 from regard.layers.patterns import Causal, Full
-from regard.layers.positions import Learned, Rotary, Sinusoid
+from regard.layers.positions import ALiBi, Learned, RelativeBias, Rotary, Sinusoid
 from regard.layers.scores import Dot
 from regard.models.model import Model, Network, Stack
 from regard.models.readouts import Vocabulary
@@ -29,73 +29,97 @@ from regard.schema import kind_of
 
 MAX_POSITIONS = 2048  # of sinusoids, which are written out; longer texts are torch's
 
+_ADD = ctranslate2.specs.EmbeddingsMerge.ADD  # BERT's segments
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "gelu_tanh": "GELUTanh", "silu": "SWISH", "tanh": "Tanh"}
 
 T = TypeVar("T")
 
 
 def spec_of(network: Network, tokens: tuple[list[str], list[str]]) -> Any:
-    """CTranslate2's specification of an encoder-decoder; `tokens` name the ids of the source and of the target."""
+    """CTranslate2's specification of a model; `tokens` name the ids of the source and of the target.
+
+    That of an encoder alone ends with the hidden states.
+    """
     model = network.description
     for stack in model.stacks.values():
         _parts(stack)
     _require_embed(model)
-    spec = ctranslate2.specs.TransformerSpec(_encoder(network), _decoder(network))
-    spec.register_source_vocabulary(tokens[0])
-    spec.register_target_vocabulary(tokens[1])
+    _refuse(model.shape != "encoder" and model.readout.outputs != "tokens", "a decoder whose readout writes no text")
+    spec = _SPECS[model.shape](network)
+    if model.shape == "encoder-decoder":
+        spec.register_source_vocabulary(tokens[0])
+        spec.register_target_vocabulary(tokens[1])
+    else:
+        spec.register_vocabulary(tokens[1])
     spec.config.layer_norm_epsilon = _epsilon(model)
     return spec
 
 
 def max_positions(model: Model) -> int | None:
     """How many tokens the engine can read; None when there is no bound."""
-    return MAX_POSITIONS if isinstance(model.embed.position, Sinusoid) else model.embed.max_positions
+    written = isinstance(model.embed.position, Sinusoid) or _has_no_positions(model)
+    return MAX_POSITIONS if written else model.embed.max_positions
 
 
 def _encoder(network: Network) -> Any:
-    stack = _require(network.description.encoder, Stack)
-    attention, feedforward = _parts(stack)
+    model = network.description
+    stack, embed = _require(model.encoder, Stack), _embed(model)
+    _refuse(isinstance(stack.position, ALiBi), "ALiBi's biases in an encoder")
     spec = ctranslate2.specs.TransformerEncoderSpec(
-        len(stack.layers), attention.heads, **_common(stack, attention, feedforward),
-        layernorm_embedding=_embed(network.description).norm is not None,
+        len(stack.layers), **_common(stack), layernorm_embedding=embed.norm is not None,
+        num_source_embeddings=2 if embed.segments else 1, embeddings_merge=_ADD,
     )  # fmt: skip
     _fill_stack(spec, network.encoder, stack)
-    _fill_embedding(spec, spec.embeddings[0], network.source_embed, network.description)
+    _fill_embedding(spec, spec.embeddings[0], network.source_embed, model)
+    if embed.segments:
+        spec.embeddings[1].weight = _array(cast(Any, network.source_embed).segments.weight)
     return spec
 
 
 def _decoder(network: Network) -> Any:
-    stack = _require(network.description.decoder, Stack)
-    attention, feedforward = _parts(stack)
+    model = network.description
+    stack = _require(model.decoder, Stack)
+    # Whole texts it scores as torch does, but what it generates step by step differs.
+    _refuse(model.encoder is None and isinstance(stack.position, RelativeBias), "relative_bias in a language model")
     spec = ctranslate2.specs.TransformerDecoderSpec(
-        len(stack.layers), attention.heads, **_common(stack, attention, feedforward),
-        layernorm_embedding=_embed(network.description).norm is not None,
+        len(stack.layers), **_common(stack), layernorm_embedding=_embed(model).norm is not None,
+        alibi=isinstance(stack.position, ALiBi), with_encoder_attention=model.encoder is not None,
     )  # fmt: skip
     _fill_stack(spec, network.decoder, stack)
-    _fill_embedding(spec, spec.embeddings, network.embed, network.description)
-    readout = _require(network.description.readout, Vocabulary)
+    _fill_embedding(spec, spec.embeddings, network.embed, model)
+    readout = _require(model.readout, Vocabulary)
     _refuse(readout.transform is not None, "a transform before the logits")
-    spec.scale_outputs = network.description.width**-0.5 if readout.scaled else ctranslate2.specs.model_spec.OPTIONAL
+    spec.scale_outputs = model.width**-0.5 if readout.scaled else ctranslate2.specs.model_spec.OPTIONAL
     _fill_linear(spec.projection, cast(Any, network.readout).lm_head)
     return spec
 
 
-def _common(stack: Stack, attention: SelfAttention, feedforward: FeedForward) -> dict[str, Any]:
+_SPECS: dict[str, Callable[[Network], Any]] = {
+    "encoder-decoder": lambda network: ctranslate2.specs.TransformerSpec(_encoder(network), _decoder(network)),
+    "decoder": lambda network: ctranslate2.specs.TransformerDecoderModelSpec(_decoder(network)),
+    "encoder": lambda network: ctranslate2.specs.TransformerEncoderModelSpec(_encoder(network)),
+}
+
+
+def _common(stack: Stack) -> dict[str, Any]:
     """The arguments that both stacks have."""
+    attention, feedforward = _parts(stack)
     position = attention.position
     rotary = {} if position is None else {
         "rotary_dim": 0, "rotary_interleave": False, "rotary_base": _require(position, Rotary).base,
     }  # fmt: skip
     return {
+        "num_heads": attention.heads, "num_heads_kv": attention.key_heads, "head_dim": attention.key_width,
         "pre_norm": isinstance(stack.join, PreNorm), "ffn_glu": feedforward.gated,
         "activation": ctranslate2.specs.Activation[_ACTIVATIONS[feedforward.activation]],
-        "rms_norm": isinstance(_norm(stack), RMSNorm), **rotary,
+        "rms_norm": isinstance(_norm(stack), RMSNorm),
+        "relative_attention_bias": isinstance(stack.position, RelativeBias), **rotary,
     }  # fmt: skip
 
 
 def _parts(stack: Stack) -> tuple[SelfAttention, FeedForward]:
     """The self-attention and the feed-forward network of a stack, which are the same in all its layers."""
-    if stack.position is not None:
+    if not isinstance(stack.position, RelativeBias | ALiBi | None):
         raise refusal(f"a position of kind {kind_of(type(stack.position))}")
     _refuse(any(layer != stack.layers[0] for layer in stack.layers), "layers that differ from each other")
     first, *rest = stack.layers[0]
@@ -105,9 +129,10 @@ def _parts(stack: Stack) -> tuple[SelfAttention, FeedForward]:
     attentions: list[SelfAttention | CrossAttention] = [attention, *crosses]
     for part in attentions:
         _require(part.score, Dot)
-        _refuse(part.key_width is not None, "heads of a width of their own (key_width)")
+        _refuse(part.key_width != attention.key_width, "cross-attention with heads of another width (key_width)")
         _refuse(part.heads != attention.heads, "cross-attention with other heads than self-attention")
         _require_pattern(part)
+    _refuse(bool(crosses) and attention.key_heads is not None, "keys for several heads (key_heads) in a translator")
     return attention, feedforward
 
 
@@ -121,11 +146,19 @@ def _require_embed(model: Model) -> None:
     position = embed.position
     if position is not None and not isinstance(position, (Sinusoid, Learned)):
         raise refusal(f"a position of kind {kind_of(type(position))}")
-    rotary = all(isinstance(part, (CrossAttention, FeedForward)) or getattr(part, "position", None) is not None
-                 for part in model.parts)  # fmt: skip
-    _refuse(position is None and not rotary, "a model without positions")
-    _refuse(embed.segments > 0, "segments")
+    _refuse(position is not None and _attention_has_positions(model), "two kinds of positions together")
+    _refuse(embed.segments > 0 and model.shape != "encoder", "segments in a model that writes text")
+    _refuse(embed.inner is not None, "an embedding with a width of its own (inner)")
     _refuse(model.mix is not None, "a mix of layers")
+
+
+def _attention_has_positions(model: Model) -> bool:
+    """Whether positions are rotary, or a bias on scores."""
+    return any(stack.position is not None or _parts(stack)[0].position is not None for stack in model.stacks.values())
+
+
+def _has_no_positions(model: Model) -> bool:
+    return model.embed.position is None and not _attention_has_positions(model)
 
 
 def _embed(model: Model) -> Embed:
@@ -160,6 +193,9 @@ def _fill_stack(spec: Any, module: Any, stack: Stack) -> None:
         if inner.gate is not None:
             _fill_linear(layer.ffn.linear_0_noact, inner.up)
         _fill_linear(layer.ffn.linear_1, inner.down)
+        if isinstance(stack.position, RelativeBias):
+            layer.self_attention.relative_attention_bias = _array(module.position.table.weight)
+            layer.self_attention.relative_attention_max_distance = np.int32(stack.position.max_distance)
     if isinstance(stack.join, PreNorm):
         _fill_norm(spec.layer_norm, module.final_norm)
 
@@ -181,6 +217,8 @@ def _fill_embedding(spec: Any, table: Any, module: Any, model: Model) -> None:
     if embed.position is not None:
         count = max_positions(model) or MAX_POSITIONS
         spec.position_encodings.encodings = _array(module.position.table(torch.arange(count)))
+    elif _has_no_positions(model):
+        spec.position_encodings.encodings = np.zeros((MAX_POSITIONS, model.width), dtype=np.float32)
     if embed.norm is not None:
         _fill_norm(spec.layernorm_embedding, module.norm)
 

@@ -179,7 +179,7 @@ def _measure(
             contestants[Setting("torch", "float32", 1)] = stack.enter_context(_started(folder, None, 1, parts))
         notes: list[str] = []
         converted: dict[Precision, Path | None] = {}
-        for precision in PRECISIONS if verb == "translate" else ():
+        for precision in PRECISIONS:
             place, note = _converted(folder, precision, parts, chosen, temporary)
             notes += [] if note is None or note in notes else [note]
             if place is not None:
@@ -240,7 +240,8 @@ def _converted(
     import torch
 
     from regard.config.recipe import read_parts
-    from regard.engines.convert import Sample, convert_to_ctranslate2
+    from regard.engines.convert import convert_to_ctranslate2
+    from regard.engines.prove import Sample
 
     target = temporary / f"ctranslate2-{precision}"
     try:
@@ -343,7 +344,7 @@ def _advice(speeds: Sequence[Speed], name: str, converted: dict[Precision, Path 
         answers = f"{speed.same_answers:,} of {speed.lines:,} answers are those of torch"
         rounds = " --precision int8" if setting.precision == "int8" else ""
         place = converted[setting.precision]
-        how = f"regard translate {place}" if place else f"regard convert {name} --to ctranslate2{rounds}"
+        how = f"regard {task.verb} {place}" if place else f"regard convert {name} --to ctranslate2{rounds}"
         yield f"CTranslate2 in {setting.precision} is {ratio:.1f} x as fast as torch ({answers}): {how}."
     yield from _advice_on_lines(by_task, task)
 

@@ -86,9 +86,9 @@ class Contestant:
 def _load(folder: Path, engine: Path | None, threads: int, parts: Sequence[Path]) -> Any:
     """The model, in torch or converted."""
     if engine is not None:
-        from regard.engines.translator import Translator
+        from regard.engines.open import open_converted
 
-        return Translator(engine, None, defaults_from=folder, threads=threads)
+        return open_converted(engine, None, defaults_from=folder, threads=threads)
     import torch
 
     from regard.api import load

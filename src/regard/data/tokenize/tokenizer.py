@@ -193,6 +193,11 @@ class Tokenizer:
         """Token ids to text, without special tokens."""
         return str(self._tokenizer.decode([int(number) for number in ids], skip_special_tokens=True))
 
+    def decode_batch(self, rows: Sequence[Sequence[int]]) -> list[str]:
+        """`decode` for several texts at once."""
+        found: list[str] = self._tokenizer.decode_batch([list(ids) for ids in rows], skip_special_tokens=True)
+        return found
+
     def decode_with_offsets(
         self, ids: Sequence[int], replacements: Mapping[int, str] = _NO_REPLACEMENTS
     ) -> tuple[str, list[Offsets]]:

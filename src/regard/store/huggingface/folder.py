@@ -125,14 +125,8 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
 def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     """Write a model in Hugging Face's format, if one of its families can hold it."""
     network, tokenizers = loaded.network, loaded.tokenizers
-    published = PublishedModel(network.description, network.vocabulary, network.source_vocabulary)
-    if published.source_vocabulary is not None:
-        published = replace(published, model=replace(published.model, shared=False))
-    # RoBERTa counts positions of the tokens other than 1, which must be the padding.
-    pads_with_one = id_or_none(lambda: tokenizers[0].pad) == 1
-    families = [family for family in FAMILIES if pads_with_one or family is not ROBERTA]
+    family, config, tensors = _published_form(loaded)
     model_type = loaded.config.get("model_type")
-    family, config, tensors = _equivalent(published, network, sorted(families, key=lambda f: f.name != model_type))
     kept = family.kept_settings if model_type == family.name else ()
     config |= {key: loaded.config[key] for key in kept if key in loaded.config}
     ids = _special_token_ids(loaded)
@@ -157,6 +151,28 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
     write_manifest(folder)
     return folder
+
+
+def can_be_published(loaded: Loaded) -> bool:
+    """Whether `write_huggingface` can write a model."""
+    try:
+        _published_form(loaded)
+    except InputError:
+        return False
+    return True
+
+
+def _published_form(loaded: Loaded) -> tuple[Family, dict[str, Any], dict[str, Tensor]]:
+    """The family that can hold a model, with its config and tensors."""
+    network, tokenizers = loaded.network, loaded.tokenizers
+    published = PublishedModel(network.description, network.vocabulary, network.source_vocabulary)
+    if published.source_vocabulary is not None:
+        published = replace(published, model=replace(published.model, shared=False))
+    # RoBERTa counts positions of the tokens other than 1, which must be the padding.
+    pads_with_one = id_or_none(lambda: tokenizers[0].pad) == 1
+    families = [family for family in FAMILIES if pads_with_one or family is not ROBERTA]
+    model_type = loaded.config.get("model_type")
+    return _equivalent(published, network, sorted(families, key=lambda f: f.name != model_type))
 
 
 def _special_token_ids(loaded: Loaded) -> dict[str, int | None]:
