@@ -70,7 +70,7 @@ def load(
     model.calibration = read_calibration(Path(folder)) if step is None else None
     found = find_converted(Path(folder), engine) if step is None and model.device.type == "cpu" else None
     if found is not None:
-        model.engine = open_converted(found, lambda: LoadedModel(loaded), engine=engine, defaults_from=Path(folder))
+        model.engine = open_converted(found, lambda: LoadedModel(loaded), defaults_from=Path(folder))
     return model
 
 

@@ -80,7 +80,7 @@ def load_converted(
 
     threads = None if threads is None else limit_threads(threads)
     torch = None if found == folder else lambda: load_model(folder, device, threads, parts)
-    return open_converted(found, torch, engine=engine, defaults_from=folder, threads=threads)  # type: ignore[arg-type]
+    return open_converted(found, torch, defaults_from=folder, threads=threads)
 
 
 def refuse_engine(engine: str, why: str) -> None:

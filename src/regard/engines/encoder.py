@@ -74,9 +74,8 @@ class TextEncoder(ConvertedModel):
         *,
         defaults_from: Path | None = None,
         threads: int | None = None,
-        remedy: str | None = None,
     ) -> None:
-        super().__init__(folder, torch, defaults_from=defaults_from, threads=threads, remedy=remedy)
+        super().__init__(folder, torch, defaults_from=defaults_from, threads=threads)
         self._states = _STATES[self.converted.runtime](folder, self.threads)
         head = self.converted.head
         self._weights = {} if head is None else load_file(folder / HEAD)

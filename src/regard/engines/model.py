@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import Protocol
 
 from regard.data.tokenize.encode import Reads
 from regard.data.tokenize.tokenizer import Tokenizer
@@ -65,7 +65,7 @@ class Answers(Protocol):
 class ConvertedModel(Answers):
     """A converted model: the base of what translates, generates and embeds in another engine than torch.
 
-    Without `torch` an option that the engine cannot honour is an error; `remedy` says what to do then.
+    Without `torch` an option that the engine cannot honour is an error.
     """
 
     def __init__(
@@ -75,7 +75,6 @@ class ConvertedModel(Answers):
         *,
         defaults_from: Path | None = None,
         threads: int | None = None,
-        remedy: str | None = None,
     ) -> None:
         converted = read_converted(folder)
         if converted is None:
@@ -86,7 +85,7 @@ class ConvertedModel(Answers):
         self.tokenizers: tuple[Tokenizer, Tokenizer] = source, target or source
         home = folder if defaults_from is None or converted.published else defaults_from
         self.generation_config = read_own_generation_config(home, converted)
-        self.folder, self._torch, self._remedy = folder, torch, remedy
+        self.folder, self._torch = folder, torch
         self._loaded: Answers | None = None
         self.threads = threads or len(os.sched_getaffinity(0))
         self._noted: set[str] = set()
@@ -137,16 +136,11 @@ class ConvertedModel(Answers):
         """The model in torch, loaded when it is needed first; `does` is what it does there."""
         name = PROGRAMS[self.converted.runtime].name
         if self._torch is None:
-            self._refuse(name, reason)
+            raise InputError(f"{name} does not honour {reason}, and {self.folder} holds no weights for torch. "
+                             "Leave it out, or name the model it was converted from.")  # fmt: skip
         self._note(f"{name} does not honour {reason}, so torch {does}.")
         self._loaded = self._loaded or self._torch()
         return self._loaded
-
-    def _refuse(self, name: str, reason: str) -> NoReturn:
-        if self._remedy is not None:
-            raise InputError(f"{name} does not honour {reason} (--engine {self.converted.runtime}). {self._remedy}")
-        raise InputError(f"{name} does not honour {reason}, and {self.folder} holds no weights for torch. "
-                         "Leave it out, or name the model it was converted from.")  # fmt: skip
 
     def _note(self, text: str) -> None:
         """Each kind of note once."""

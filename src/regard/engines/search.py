@@ -66,9 +66,8 @@ class Searcher(ConvertedModel):
         *,
         defaults_from: Path | None = None,
         threads: int | None = None,
-        remedy: str | None = None,
     ) -> None:
-        super().__init__(folder, torch, defaults_from=defaults_from, threads=threads, remedy=remedy)
+        super().__init__(folder, torch, defaults_from=defaults_from, threads=threads)
         self._model: Any = self._open(self.threads)
         proof = read_proof(folder)
         self.patience: float | None = None if proof is None else proof.patience  # None: the exact search
