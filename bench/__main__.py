@@ -7,6 +7,7 @@ import os
 import re
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ import regard
 from bench.text import Bitext
 from regard.api import LoadedModel
 from regard.decode.options import Options
+from regard.engines.folder import ENGINES, Engine
 from regard.errors import InputError, RegardError
 from regard.models import zoo
 from regard.models.model import Model, Network
@@ -157,12 +159,12 @@ def engines_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     return f"Engines, {text.name}, threads: {threads}", found.tables, facts
 
 
-def translator(chosen: argparse.Namespace) -> tuple[LoadedModel, Bitext]:
+def translator(chosen: argparse.Namespace, engine: Engine = "torch") -> tuple[LoadedModel, Bitext]:
     """The model of `--model`, or one trained for `--steps`, and the text."""
     from bench import decode
     from bench.text import read_bitext
 
-    model = None if chosen.model is None else regard.load(chosen.model, device="cpu", engine="torch")
+    model = None if chosen.model is None else regard.load(chosen.model, device="cpu", engine=engine)
     text = read_bitext(chosen.data, chosen.vocabulary, None if model is None else model.tokenizer)
     if model is None:
         schedule = Cosine(warmup=max(1, chosen.steps // 4))
@@ -203,13 +205,13 @@ def serve_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     from bench import serve
     from bench.harness import table
 
-    model, text = translator(chosen)
+    model, text = translator(chosen, chosen.engine)
     model.generation_config.update(num_beams=chosen.beam)
     texts = list(text.test.sources[: chosen.sentences])
     found = serve.measure(model, texts, clients=chosen.clients, rounds=chosen.rounds, alone=chosen.alone)
     facts = {
         "model": in_words(model.network),
-        "search": f"beam {chosen.beam}, at most {chosen.max_tokens} tokens",
+        "search": f"beam {chosen.beam}, at most {chosen.max_tokens} tokens, engine: {chosen.engine}",
         "measured": f"{chosen.rounds} rounds of {len(texts):,} sentences; each client has one request of one sentence "
         "at a time, in a process of its own",
         **serve.facts(found, chosen.clients),
@@ -293,9 +295,9 @@ def arguments() -> argparse.ArgumentParser:
     """The options of all rows and of each."""
     parser = argparse.ArgumentParser(prog="python -m bench", description="Us and a peer, in turns, on the same text.")
     rows = parser.add_subparsers(dest="row", required=True)
-    transformer = sizes(depth=3, heads=4, inner=1024)
+    transformer = partial(sizes, depth=3, heads=4, inner=1024)  # each row its own: `set_defaults` changes them
     train = rows.add_parser(
-        "train", parents=[transformer], help="tokens/s against a plain loop around transformers' Marian"
+        "train", parents=[transformer()], help="tokens/s against a plain loop around transformers' Marian"
     )
     train.set_defaults(run=train_row, peers=("transformers",))
     train.add_argument("--steps", type=int, default=10, help="of each block")
@@ -304,7 +306,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     recurrent.set_defaults(run=recurrent_row, peers=("joeynmt",))
     recurrent.add_argument("--steps", type=int, default=10, help="of each block")
-    decode = rows.add_parser("decode", parents=[transformer], help="sentences/s against transformers' generate")
+    decode = rows.add_parser("decode", parents=[transformer()], help="sentences/s against transformers' generate")
     decode.set_defaults(run=decode_row, peers=("transformers",))
     decode.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
     decode.add_argument("--steps", type=int, default=300, help="of that training")
@@ -322,18 +324,21 @@ def arguments() -> argparse.ArgumentParser:
         engines.add_argument(f"--{name}", type=int, default=default)
     engines.add_argument("--threads", type=int, help="of each (default: all cores)")
     engines.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
-    serve = rows.add_parser("serve", parents=[transformer], help="sentences/s of many clients against offline decoding")
+    serve = rows.add_parser(
+        "serve", parents=[transformer()], help="sentences/s of many clients against offline decoding"
+    )
     serve.set_defaults(run=serve_row, peers=(), rounds=5)
     serve.add_argument("--model", type=Path, help="run folder of a transformer; without it one is trained")
     serve.add_argument("--steps", type=int, default=300, help="of that training")
     serve.add_argument("--sentences", type=int, default=500, help="of each block")
     serve.add_argument("--clients", type=int, default=32)
+    serve.add_argument("--engine", choices=ENGINES, default="torch", help="of offline decoding and of the server")
     serve.add_argument("--alone", type=int, default=20, help="lone requests and streams")
     serve.add_argument("--beam", type=int, default=5)
     serve.add_argument("--max-tokens", type=int, default=128, help="of a translation")
     batching = rows.add_parser(
         "continuous",
-        parents=[transformer],
+        parents=[transformer()],
         help="sentences/s of requests in flight against offline decoding, one thread",
     )
     batching.set_defaults(run=continuous_row, peers=(), rounds=5, threads=1)

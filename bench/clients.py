@@ -1,55 +1,74 @@
-"""Clients of a server, in a process of their own: each posts one text after the other, and measures its replies."""
+"""Clients of a server, in a process of their own: each posts one text after the other over a connection of its own.
+
+All are in one thread and do little, since they share the machine's cores with the server.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
+import selectors
+import socket
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
+_READ = 65_536  # bytes
+
 
 def translate_all(port: int, texts: Sequence[str], clients: int) -> dict[str, object]:
-    """All texts, each client with one request at a time; -> the seconds in all, and the translations."""
-    found, left, lock = [""] * len(texts), iter(range(len(texts))), threading.Lock()
+    """All texts, each client with one request at a time; -> the seconds, those of the clients' processor, the texts."""
+    requests = [_post({"q": text, "source": "source", "target": "target"}) for text in texts]
+    waiting, replies = list(range(len(texts)))[::-1], [b""] * len(texts)
+    selector, asked = selectors.DefaultSelector(), dict[socket.socket, int]()
+    processor, start = time.process_time(), time.perf_counter()
+    for _ in range(min(clients, len(texts))):
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(connection, selectors.EVENT_READ)
+        asked[connection] = waiting.pop()
+        connection.sendall(requests[asked[connection]])
+    while asked:
+        for key, _ in selector.select():
+            connection, index = key.fileobj, asked[key.fileobj]  # type: ignore[index, assignment]
+            if not (received := connection.recv(_READ)):
+                raise RuntimeError(f"the server closed the connection of request {index:,}")
+            replies[index] += received
+            if not _complete(replies[index]):
+                continue
+            if replies[index].startswith(b"HTTP/1.1 429 "):
+                time.sleep(0.05)
+                waiting.append(index)
+                replies[index] = b""
+            if waiting:
+                asked[connection] = waiting.pop()
+                connection.sendall(requests[asked[connection]])
+            else:
+                selector.unregister(connection)
+                connection.close()
+                del asked[connection]
+    seconds, processor = time.perf_counter() - start, time.process_time() - processor
+    return {"seconds": seconds, "processor": processor, "texts": [_translated(reply) for reply in replies]}
 
-    def client() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        while True:
-            with lock:
-                index = next(left, None)
-            if index is None:
-                return
-            found[index] = translate_one(connection, texts[index])
 
-    start = time.perf_counter()
-    together([client] * clients)
-    return {"seconds": time.perf_counter() - start, "texts": found}
+def _post(body: object) -> bytes:
+    """POST /translate."""
+    content = json.dumps(body).encode()
+    fields = "Host: 127.0.0.1", "Content-Type: application/json", f"Content-Length: {len(content)}"
+    return "\r\n".join(["POST /translate HTTP/1.1", *fields, "", ""]).encode() + content
 
 
-def translate_one(connection: http.client.HTTPConnection, text: str) -> str:
-    """POST /translate until the server has room."""
-    body = json.dumps({"q": text, "source": "source", "target": "target"})
-    while True:
-        connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
-        reply = connection.getresponse()
-        content = reply.read()
-        if reply.status == 200:
-            return str(json.loads(content)["translatedText"])
-        if reply.status != 429:
-            raise RuntimeError(f"{reply.status}: {content[:200]!r}")
-        time.sleep(0.05)
+def _complete(reply: bytes) -> bool:
+    """Whether a reply has as many bytes as its head says."""
+    head, end, body = reply.partition(b"\r\n\r\n")
+    return bool(end) and len(body) >= int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0])
 
 
-def lone(port: int, texts: Sequence[str]) -> dict[str, object]:
-    """One request at a time; -> the seconds of each."""
-    connection, seconds = http.client.HTTPConnection("127.0.0.1", port, timeout=600), []
-    for text in texts:
-        start = time.perf_counter()
-        translate_one(connection, text)
-        seconds.append(time.perf_counter() - start)
-    return {"seconds": seconds}
+def _translated(reply: bytes) -> str:
+    head, _, body = reply.partition(b"\r\n\r\n")
+    if not head.startswith(b"HTTP/1.1 200 "):
+        raise RuntimeError(f"{head[:40]!r}: {body[:200]!r}")
+    return str(json.loads(body)["translatedText"])
 
 
 def first_tokens(port: int, texts: Sequence[str]) -> dict[str, object]:
@@ -72,16 +91,7 @@ def first_tokens(port: int, texts: Sequence[str]) -> dict[str, object]:
     return {"first": first, "whole": whole}
 
 
-def together(works: Sequence[Callable[[], None]]) -> None:
-    """Each in a thread of its own, until all have ended."""
-    threads = [threading.Thread(target=work) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 if __name__ == "__main__":
     asked = json.load(sys.stdin)
-    todo = {"all": translate_all, "lone": lone, "first": first_tokens}[asked.pop("do")]
-    json.dump(todo(**asked), sys.stdout)
+    todo: dict[str, Callable[..., dict[str, object]]] = {"all": translate_all, "first": first_tokens}
+    json.dump(todo[asked.pop("do")](**asked), sys.stdout)

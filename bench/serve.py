@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any
 
-from bench.clients import together
 from bench.harness import Result, compare, per_second
 from regard.api import LoadedModel
 from regard.decode.generate import translation_requests
 from regard.serve.app import create_app
-from regard.serve.pool import WorkerPool
+from regard.serve.models import ServedModel
 from regard.serve.protocol import bind, make_server
 from regard.serve.settings import Settings
 
@@ -33,6 +32,7 @@ class Serving:
     lone: Result
     first: list[float]  # seconds until the first token of a stream
     whole: list[float]  # seconds of the whole stream
+    clients: float  # seconds of processor that the clients took per request
     different: int
 
 
@@ -41,8 +41,8 @@ def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: i
 
     `alone` is the number of texts of the lone requests and of the streams.
     """
-    some, answers = list(texts[:alone]), {}
-    with served(model, clients) as (workers, port):
+    some, answers, processor = list(texts[:alone]), {}, list[float]()
+    with serving(model, clients) as (served, port):
 
         def offline() -> float:
             answers["offline"] = model.translate(list(texts))
@@ -51,6 +51,7 @@ def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: i
         def over_http() -> float:
             found = ask(do="all", port=port, texts=list(texts), clients=clients)
             answers["HTTP"] = found["texts"]
+            processor.append(found["processor"] / len(texts))
             return float(len(texts) / found["seconds"])
 
         def direct() -> float:
@@ -59,15 +60,13 @@ def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: i
             return len(some)
 
         def lone() -> float:
-            return float(len(some) / sum(ask(do="lone", port=port, texts=some)["seconds"]))
+            return float(len(some) / ask(do="all", port=port, texts=some, clients=1)["seconds"])
 
         throughput = compare(
             "serving",
             {
                 "offline": per_second(offline),
-                f"{clients} clients of the workers": per_second(
-                    lambda: through_workers(model, workers, texts, clients)
-                ),
+                f"{clients} clients of the workers": per_second(lambda: through_workers(served, texts, clients)),
                 f"{clients} clients over HTTP": over_http,
             },
             rounds,
@@ -75,25 +74,30 @@ def measure(model: LoadedModel, texts: Sequence[str], *, clients: int, rounds: i
         single = compare("lone", {"direct": per_second(direct), "over HTTP": lone}, rounds)
         streams = ask(do="first", port=port, texts=some)
     different = sum(one != other for one, other in zip(answers["offline"], answers["HTTP"]))
-    return Serving(throughput, single, streams["first"], streams["whole"], different)
+    return Serving(throughput, single, streams["first"], streams["whole"], statistics.median(processor), different)
 
 
-def through_workers(model: LoadedModel, workers: WorkerPool, texts: Sequence[str], clients: int) -> float:
+def through_workers(served: ServedModel, texts: Sequence[str], clients: int) -> float:
     """All texts, each client with one job at a time."""
-    options, left = model.defaults(), iter(range(len(texts)))
+    model, left = served.model, iter(range(len(texts)))
+    options = model.defaults()
 
     def client() -> None:
         for index in left:  # a range iterator is safe to share between threads
             requests = translation_requests(model.network, model.tokenizers, [texts[index]], options)
-            workers.generate(requests, options).future.result()
+            served.generate(requests, options).future.result()
 
-    together([client] * clients)
+    threads = [Thread(target=client) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     return len(texts)
 
 
 @contextmanager
-def served(model: LoadedModel, clients: int) -> Iterator[tuple[WorkerPool, int]]:
-    """The model over HTTP on a free port until the end of the block; -> its workers and the port."""
+def serving(model: LoadedModel, clients: int) -> Iterator[tuple[ServedModel, int]]:
+    """The model over HTTP on a free port until the end of the block; -> the model with its workers, and the port."""
     settings, listening = Settings(port=0, max_waiting=max(64, clients)), bind("127.0.0.1", 0)
     app = create_app({"served": model}, settings)
     server, port = make_server(app, settings), int(listening.getsockname()[1])
@@ -103,7 +107,7 @@ def served(model: LoadedModel, clients: int) -> Iterator[tuple[WorkerPool, int]]
         ends = time.monotonic() + _READY
         while not app.state.models.ready and time.monotonic() < ends:
             time.sleep(0.02)
-        yield app.state.models["served"].workers, port
+        yield app.state.models["served"], port
     finally:
         server.should_exit = True
         thread.join()
@@ -127,5 +131,6 @@ def facts(found: Serving, clients: int) -> dict[str, str]:
         "a lone request": f"takes {lone.median:.2f} ({lone.low:.2f} to {lone.high:.2f}) times as long as decoding it "
         "directly",
         "stream": f"first token after {first:.0f} ms, all after {whole:.0f} ms (greedy, medians)",
+        "clients": f"{1000 * found.clients:.2f} ms of processor per request, on the same cores",
         "answers": f"{found.different:,} differ from those of offline decoding",
     }

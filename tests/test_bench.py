@@ -251,3 +251,10 @@ def test_a_row_is_printed_and_kept_only_when_asked(row, folder, tmp_path, monkey
     assert command_line.main([*words, "--write"]) == 0
     assert "* seed: 1" in results.RESULTS.read_text()
     assert command_line.main([*words[:3], "--rounds", "0"]) == InputError.exit_code
+
+
+def test_the_defaults_of_a_row_are_its_own():
+    parse = command_line.arguments().parse_args
+    chosen = {row: parse([row]) for row in ("decode", "continuous", "serve")}
+    assert {row: one.threads for row, one in chosen.items()} == {"decode": None, "continuous": 1, "serve": None}
+    assert {row: one.rounds for row, one in chosen.items()} == {"decode": 9, "continuous": 5, "serve": 5}

@@ -409,6 +409,29 @@ def test_a_reader_that_takes_nothing_is_dropped(tiny: Models):
         assert ask(server, "GET", "/health")[0] == 200
 
 
+def test_a_stream_that_nobody_reads_is_cancelled_and_takes_little_memory(tiny: Models):
+    settings, most = Settings(port=0, write_seconds=0.5, grace_seconds=5.0), 4_000
+    asked = {"model": "endless", "prompt": "a", "max_tokens": most, "stream": True, "logprobs": 20}
+    body = json.dumps(asked).encode()
+    with live({"endless": tiny["endless"]}, settings) as server, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", server.port))
+        eventually(lambda: connections(server) == 1, "the connection was not accepted")
+        (held,) = server.server.server_state.connections
+        held.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
+        connection.sendall(head + body)
+        worker, unsent = server.app.state.models["endless"].workers, [0]
+
+        def is_cancelled() -> bool:
+            unsent.append(held.transport.get_write_buffer_size())
+            return worker.steps > 0 and worker.running == 0
+
+        eventually(is_cancelled, "nobody reads, and the model goes on")
+        assert worker.steps < most, "it was generated to its end"
+        assert max(unsent) < 500_000
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dropped_connection_takes_its_job_along(server: Live, stream: bool):
     worker = server.app.state.models["endless"].workers

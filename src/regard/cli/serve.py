@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.cli.options import Device, Parts, Threads, own_parts, use_threads
+from regard.cli.options import Device, EngineOption, Parts, Threads, own_parts, use_threads
 from regard.errors import InputError, Interrupted
 
 EXTRA = ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "babel")
@@ -61,6 +60,7 @@ def serve(
     max_body: Annotated[int, typer.Option(help="Bytes per request.", min=1_000)] = 2_000_000,
     grace: Annotated[float, typer.Option(help="Seconds to finish what is in flight at the end.", min=0)] = 30.0,
     parts: Parts = None,
+    engine: EngineOption = "auto",
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -85,12 +85,23 @@ def serve(
     if not settings.is_local and settings.api_key is None and not open_:
         raise InputError(f"{host} can be reached from other machines (--host). Add --api-key KEY, or --open to let "
                          "everybody use it.")  # fmt: skip
+    if engine == "ctranslate2" and device not in ("auto", "cpu"):
+        raise InputError(f"CTranslate2 runs on the CPU here, not on {device} (--device). Leave out --device.")
     use_threads(threads)
-    from regard.api import load
+    from regard.api import LoadedModel, load
+    from regard.engines.folder import find_converted
     from regard.serve.app import create_app
     from regard.serve.protocol import run_server
 
-    read = partial(load, device=device, parts=own_parts(parts))
+    for folder in folders.values() if engine != "auto" else ():
+        find_converted(folder, engine)  # type: ignore[arg-type]  # refuses an engine before anything is loaded
+    own = own_parts(parts)
+
+    def read(folder: Path) -> LoadedModel:
+        chosen = "torch" if folder == detect else engine
+        place = "cpu" if chosen == "ctranslate2" else device
+        return load(folder, device=place, parts=own, engine=chosen)  # type: ignore[arg-type]  # checked above
+
     app = create_app(folders, settings, languages=pairs, detector=detect, read=read)
     names = ", ".join(folders)
     received = run_server(

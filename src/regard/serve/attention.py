@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
+import math
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from torch import Tensor
 from regard.errors import InputError
 from regard.progress import QUIET, Progress
 from regard.serve.body import parse_json
-from regard.serve.jobs import result_of
+from regard.serve.jobs import compute, result_of
 from regard.serve.refusal import Refusal
 from regard.show.ablation import ablate, attention_heads
 from regard.show.collect import max_pool
@@ -174,14 +174,16 @@ async def on_worker(worker: Worker | WorkerPool, work: Callable[[], T]) -> T:
     return (await result_of(worker.run(lambda model, items: [item() for item in items], [work])))[0]
 
 
-async def json_reply(value: Any) -> Response:
-    """A value as JSON, written outside of the event loop; numbers that JSON cannot write are null."""
-    return Response(await asyncio.to_thread(json_text, value), media_type="application/json", headers=NO_STORE)
+async def json_reply(value: Any, size: float = math.inf) -> Response:
+    """A value as JSON of about so many characters; numbers that JSON cannot write are null."""
+    text = await compute(lambda: json_text(value), size)
+    return Response(text, media_type="application/json", headers=NO_STORE)
 
 
 async def json_object(request: Request) -> dict[str, Any]:
     """The JSON object of a request."""
-    return await asyncio.to_thread(parse_json, await request.body())
+    content = await request.body()
+    return await compute(lambda: parse_json(content), len(content))
 
 
 def router(views: Views) -> APIRouter:

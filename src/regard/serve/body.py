@@ -16,6 +16,7 @@ from python_multipart.exceptions import FormParserError
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from regard.serve.jobs import compute
 from regard.serve.refusal import Refusal
 
 M = TypeVar("M", bound=BaseModel)
@@ -45,7 +46,7 @@ async def read_json(request: Request, model: type[M]) -> M:
     kind, content = _content_type(request), await request.body()
     if kind not in ("", JSON):
         raise Refusal(415, "send the body as application/json", code="unsupported_media_type")
-    return await asyncio.to_thread(lambda: validate(model, parse_json(content)))
+    return await compute(lambda: validate(model, parse_json(content)), len(content))
 
 
 async def read_fields(request: Request) -> tuple[Fields, bool]:
@@ -54,10 +55,10 @@ async def read_fields(request: Request) -> tuple[Fields, bool]:
     if kind == MULTIPART:
         return await asyncio.to_thread(_parse_multipart, request.headers, content), True
     if kind == FORM:
-        return await asyncio.to_thread(_parse_form, content), True
+        return await compute(lambda: _parse_form(content), len(content)), True
     if kind not in ("", JSON):
         raise Refusal(415, "send the body as application/json or as a form", code="unsupported_media_type")
-    return await asyncio.to_thread(parse_json, content), False
+    return await compute(lambda: parse_json(content), len(content)), False
 
 
 def parse_json(content: bytes) -> Fields:

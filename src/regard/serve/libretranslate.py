@@ -91,7 +91,8 @@ def router(models: Models, settings: Settings, metrics: Metrics, views: Views) -
             reply["confidence"] = [[asdict(word) for word in one.confidence or ()] for one in found]
         if asked.attention:
             reply["attention"] = [_view(request, views, served, one) for one in found]
-        return await json_reply(reply if isinstance(asked.q, list) else {name: one[0] for name, one in reply.items()})
+        whole = reply if isinstance(asked.q, list) else {name: one[0] for name, one in reply.items()}
+        return await json_reply(whole, sum(len(one.text) for one in found) * (1 + wanted.alternatives))
 
     @routes.post("/detect", response_model=list[DetectedLanguage], openapi_extra=form_body(DetectRequest))
     async def detect(request: Request) -> Response:
@@ -150,7 +151,7 @@ def router(models: Models, settings: Settings, metrics: Metrics, views: Views) -
     @routes.get("/health", response_model=Health)
     async def health() -> Response:
         """Whether the models are loaded; needs no key."""
-        return await json_reply({"status": "ok"})
+        return await json_reply({"status": "ok"}, 0)
 
     @routes.get("/frontend/settings", response_model=FrontendSettings)
     async def frontend_settings(request: Request) -> Response:

@@ -44,13 +44,16 @@ class Metrics:
         """What waits and runs now, in the workers and in the event loop."""
         waiting = GaugeMetricFamily("regard_waiting", "Requests that wait for their model.", labels=["model"])
         running = GaugeMetricFamily("regard_running", "Requests that their model works on.", labels=["model"])
-        steps = CounterMetricFamily("regard_steps", "Decoding steps.", labels=["model"])
+        steps = CounterMetricFamily("regard_steps", "Decoding steps in torch.", labels=["model"])
+        jobs = CounterMetricFamily("regard_jobs", "Jobs of workers, by engine.", labels=["model", "engine"])
         for name, one in list(self.served.items()):
-            waiting.add_metric([name], one.workers.waiting)
-            running.add_metric([name], one.workers.running)
+            waiting.add_metric([name], sum(pool.waiting for pool in one.pools.values()))
+            running.add_metric([name], sum(pool.running for pool in one.pools.values()))
             steps.add_metric([name], one.workers.steps)
+            for engine, pool in one.pools.items():
+                jobs.add_metric([name, engine], pool.jobs)
         tasks = GaugeMetricFamily("regard_tasks", "Tasks of the event loop.", value=self.tasks)
-        yield from (waiting, running, steps, tasks)
+        yield from (waiting, running, steps, jobs, tasks)
 
     def text(self, tasks: int) -> bytes:
         """All metrics in Prometheus' text format; `tasks` is the number of tasks of the event loop."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from regard.api import LoadedModel
 from regard.decode.inputs import capabilities
 from regard.decode.language import LanguageDetector
+from regard.decode.search import joinable_options
 from regard.errors import InputError
 from regard.serve.pool import Threads, WorkerPool
 from regard.serve.refusal import Refusal, shown
@@ -18,12 +21,19 @@ from regard.serve.settings import Pair
 from regard.serve.worker import Worker
 from regard.store.languages import folder_languages
 
+if TYPE_CHECKING:
+    from regard.decode.continuous import Partial
+    from regard.decode.generate import GeneratedText, Request
+    from regard.decode.options import Options
+    from regard.serve.worker import Job
+
 UNNAMED: Pair = ("source", "target")
+TORCH = "torch"
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model with its workers."""
+    """A model with its workers; those of its converted engine, if it has one, search what that can honour."""
 
     name: str
     model: LoadedModel
@@ -31,6 +41,28 @@ class ServedModel:
     folder: Path | None
     languages: Pair | None
     created: int
+    engine_workers: WorkerPool | None = None
+
+    @property
+    def pools(self) -> dict[str, WorkerPool]:
+        """The workers by the engine in which they search; the first is the one of a plain request."""
+        torch = {TORCH: self.workers}
+        if self.engine_workers is None or self.model.engine is None:
+            return torch
+        return {f"ctranslate2-{self.model.engine.converted.precision}": self.engine_workers, **torch}
+
+    def generate(
+        self, requests: Sequence[Request], options: Options, *,
+        on_token: Callable[[int, Partial], None] | None = None, top_logprobs: int | None = None,
+    ) -> Job[list[list[GeneratedText]]]:  # fmt: skip
+        """Generate for each request: in the converted engine, if it honours all that is asked, else in torch."""
+        engine = self.model.engine
+        asked_for_steps = on_token is not None or top_logprobs is not None
+        if self.engine_workers is None or engine is None or asked_for_steps or engine.unable(requests, options):
+            return self.workers.generate(requests, options, on_token=on_token, top_logprobs=top_logprobs)
+        options = joinable_options(options)
+        search = partial(_search_in_engine, options=replace(options, max_tokens=None))
+        return self.engine_workers.run(search, requests, tokens=sum(one.length for one in requests), key=options)
 
     @property
     def capabilities(self) -> tuple[str, ...]:
@@ -51,6 +83,11 @@ class ServedModel:
         if not self.can(verb):
             message = f"model {shown(self.name)} does not {what}; it can {', '.join(self.capabilities)}"
             raise Refusal(400, message, param="model", code="wrong_model")
+
+
+def _search_in_engine(model: LoadedModel, requests: list[Request], *, options: Options) -> list[list[GeneratedText]]:
+    assert model.engine is not None
+    return model.engine.search(requests, options)
 
 
 @dataclass(frozen=True)
@@ -107,7 +144,8 @@ class Models(Mapping[str, ServedModel]):
             for name, model in self.given.items():
                 if name not in self.loaded:
                     served = self._served(name, model)
-                    served.workers.start()
+                    for pool in served.pools.values():
+                        pool.start()
                     self.loaded[name] = served
             if self.given_detector is not None and self.detector is None:
                 self.detector = self._served_detector(self.given_detector)
@@ -118,7 +156,7 @@ class Models(Mapping[str, ServedModel]):
         """Stop all workers after they finished what is in flight; -> whether they did."""
         self.stopping = True
         ends = time.monotonic() + grace
-        workers: list[WorkerPool | Worker] = [served.workers for served in self.loaded.values()]
+        workers: list[WorkerPool | Worker] = [pool for served in self.loaded.values() for pool in served.pools.values()]
         workers += [] if self.detector is None else [self.detector.worker]
         stopped = [worker.stop(max(0.0, ends - time.monotonic())) for worker in workers]
         return all(stopped)
@@ -142,8 +180,11 @@ class Models(Mapping[str, ServedModel]):
         loaded = self.read(folder) if folder is not None else model
         assert isinstance(loaded, LoadedModel)
         pair = self.languages.get(name) or (None if folder is None else folder_languages(folder))
-        workers = WorkerPool(loaded, workers=self.workers, max_waiting=self.max_waiting, threads=self.threads)
-        return ServedModel(name, loaded, workers, folder, pair, int(time.time()))
+        workers, engine = self._pool(loaded), None if loaded.engine is None else self._pool(loaded)
+        return ServedModel(name, loaded, workers, folder, pair, int(time.time()), engine)
+
+    def _pool(self, model: LoadedModel) -> WorkerPool:
+        return WorkerPool(model, workers=self.workers, max_waiting=self.max_waiting, threads=self.threads)
 
     def _served_detector(self, detector: LoadedModel | Path | str) -> ServedDetector:
         model = self.read(Path(detector)) if isinstance(detector, Path | str) else detector
@@ -153,4 +194,4 @@ class Models(Mapping[str, ServedModel]):
 def _load(folder: Path) -> LoadedModel:
     from regard.api import load
 
-    return load(folder, engine="torch")
+    return load(folder)

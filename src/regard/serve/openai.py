@@ -34,7 +34,7 @@ from regard.serve.completions import (
     prompt_pieces,
     require_text,
 )
-from regard.serve.jobs import on_items, result_of
+from regard.serve.jobs import compute, on_items, result_of
 from regard.serve.metrics import Metrics
 from regard.serve.models import Models, ServedModel
 from regard.serve.openapi import json_body, responses
@@ -83,17 +83,20 @@ def router(models: Models, settings: Settings, metrics: Metrics) -> APIRouter:
         served = models.find(asked.model)
         if asked.suffix is not None:
             return await _fill_gap(served, asked, settings, metrics)
-        plan = await asyncio.to_thread(make_plan, served, asked, settings)
+        size = len(await request.body())
+        plan = await compute(lambda: make_plan(served, asked, settings), size)
         if asked.stream:
             return await _stream(plan, asked, metrics, streams)
         echoed = await _echoed(plan)
         found: Found = []
         if plan.generates:
-            job = served.workers.generate(plan.requests, plan.options, top_logprobs=plan.top)
+            job = served.generate(plan.requests, plan.options, top_logprobs=plan.top)
             found = await result_of(job)
-        reply = await asyncio.to_thread(_completion, plan, found, echoed)
+        size += sum(len(text.text) for row in found for text in row)
+        size *= 1 + (plan.top or 0)
+        choices = await compute(lambda: _completion(plan, found, echoed), size)
         _count(plan, found, metrics)
-        return await json_reply({**_frame(served), "choices": reply, "usage": _usage(plan, found)})
+        return await json_reply({**_frame(served), "choices": choices, "usage": _usage(plan, found)}, size)
 
     @routes.post("/embeddings", response_model=EmbeddingReply, openapi_extra=json_body(EmbeddingRequest))
     async def embeddings(request: Request) -> Response:
@@ -175,7 +178,7 @@ async def _stream(plan: Plan, asked: CompletionRequest, metrics: Metrics, stream
     echoed, progress, frame, job = await _echoed(plan), Progress(), _frame(plan.served), None
     if plan.generates:
         on_token = progress.on_token if plan.streams else None
-        job = plan.served.workers.generate(plan.requests, plan.options, on_token=on_token, top_logprobs=plan.top)
+        job = plan.served.generate(plan.requests, plan.options, on_token=on_token, top_logprobs=plan.top)
     wants_usage = asked.stream_options is not None and asked.stream_options.include_usage
     said = events(
         plan, job, progress, streams, frame=lambda choices: {**frame, "choices": choices}, echoed=echoed,
@@ -279,7 +282,7 @@ async def _count_tokens(
         _require_lengths(served, after, "target")
         return sum(lengths) + sum(after)
 
-    return await asyncio.to_thread(count)
+    return await compute(count, sum(map(len, [*texts, *(targets or [])])))
 
 
 def _pair_lengths(served: ServedModel, items: Sequence[str | tuple[str, str]]) -> int:
@@ -354,4 +357,5 @@ def _card(served: ServedModel) -> Json:
     return {
         "id": served.name, "object": "model", "created": served.created, "owned_by": "regard",
         "capabilities": list(served.capabilities), "languages": None if pair is None else list(pair),
+        "engine": next(iter(served.pools)),
     }  # fmt: skip

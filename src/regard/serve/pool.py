@@ -49,6 +49,7 @@ class WorkerPool:
         self, model: LoadedModel, *, workers: int | None = None, max_waiting: int = 64, threads: Threads | None = None
     ) -> None:
         threads, self.max_waiting, self._lock = threads or Threads(), max_waiting, threading.Lock()
+        self.jobs = 0  # that were given to the workers
         count = (workers or threads.count) if can_share(model.network) else 1
         self.workers = [threads.worker(model, max_waiting) for _ in range(count)]
 
@@ -109,7 +110,8 @@ class WorkerPool:
         return all(finished)
 
     def _free(self) -> Worker:
-        """The least busy worker; refuses if as many jobs wait for the model as may."""
+        """The least busy worker, for one job; refuses if as many jobs wait for the model as may."""
         if (waiting := self.waiting) >= self.max_waiting:
             raise QueueFull(waiting, self.max_waiting)
+        self.jobs += 1
         return self.pin()

@@ -8,10 +8,12 @@ import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
+from typing import Any
 
 import h11
 import uvicorn
@@ -24,6 +26,38 @@ from regard.serve.settings import Settings
 _LEAST_RATE = 1_024  # bytes per second that a reader must take
 _MAX_HEAD = 65_536  # bytes of a request before its body
 _RECEIVING = (h11.IDLE, h11.SEND_BODY)
+_SWITCH_SECONDS = 0.0005  # that a thread may hold Python's lock while another waits; Python's default is ten times that
+
+
+class JoinedWrites:
+    """A transport that sends the head of a reply together with what follows it: one system call for both.
+
+    A call lets another thread have Python's lock, and while models compute, getting it back takes longer than the call.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport, self.loop, self.held = transport, loop, b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def write(self, data: bytes) -> None:
+        """Hold the first data until the next, or until the event loop has nothing else to do now."""
+        if self.held:
+            self._send(data)
+        elif data:
+            self.held = data
+            self.loop.call_soon(self._send)
+
+    def close(self) -> None:
+        """Send what is held, and close."""
+        self._send()
+        self.transport.close()
+
+    def _send(self, data: bytes = b"") -> None:
+        data, self.held = self.held + data, b""
+        if data:
+            self.transport.write(data)
 
 
 class DeadlineProtocol(H11Protocol):
@@ -34,7 +68,7 @@ class DeadlineProtocol(H11Protocol):
     write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
         transport.set_write_buffer_limits(high=0)  # so that `pause_writing` tells of every byte that waits
         self._start_receiving()
 
@@ -128,6 +162,15 @@ class Server(uvicorn.Server):
     """uvicorn's server; it remembers the signal that stops it."""
 
     stopped_by = 0
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to stop; meanwhile the event loop need not wait long for workers that compute."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        try:
+            super().run(sockets)
+        finally:
+            sys.setswitchinterval(before)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

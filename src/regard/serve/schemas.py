@@ -275,6 +275,7 @@ class ModelCard(Given):
     owned_by: str
     capabilities: list[str]
     languages: list[str] | None
+    engine: str
 
 
 class ModelList(Given):

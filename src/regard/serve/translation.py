@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -13,7 +12,7 @@ from regard.decode.alternatives import word_confidences
 from regard.decode.document import carry_marks, lost_atoms, sentences_of
 from regard.decode.generate import GeneratedText, Request, translation_requests
 from regard.decode.score import forced_log_probabilities
-from regard.serve.jobs import on_items, result_of
+from regard.serve.jobs import compute, on_items, result_of
 from regard.serve.models import ServedModel
 from regard.serve.refusal import Refusal
 from regard.serve.settings import Settings
@@ -100,7 +99,8 @@ async def translate_texts(
     served: ServedModel, texts: Sequence[str], wanted: Wanted, settings: Settings
 ) -> list[Translated]:  # fmt: skip
     """Translate texts in one job; the results are those of `regard translate`, line by line."""
-    cuts = await asyncio.to_thread(lambda: [_cut(served, text, wanted) for text in texts])
+    size = sum(map(len, texts))
+    cuts = await compute(lambda: [_cut(served, text, wanted) for text in texts], size)
     sources = [source.text for cut in cuts for source in cut.sources]
     if len(sources) > settings.max_lines:
         raise Refusal(400, f"Invalid request: request ({len(sources)}) exceeds line limit ({settings.max_lines})")
@@ -127,21 +127,25 @@ async def translate_texts(
     if wanted.confidence:
         best = [Request((*one.prompt, *texts[0].tokens), one.source, 0) for one, texts in zip(asked, found)]
         probabilities = await on_items(served, _forced, best, tokens=2 * tokens, key="force")
-    return await asyncio.to_thread(_put_together, served, cuts, wanted, asked, found, placed, probabilities)
+    return await compute(
+        lambda: _put_together(served, cuts, wanted, asked, found, placed, probabilities), size * n_best
+    )
 
 
 async def _translated(
     served: ServedModel, sources: list[str], options: Options
 ) -> tuple[list[Request], list[list[GeneratedText]]]:
     """The requests for some sources, and their n-best translations."""
+    if not sources:
+        return [], []
     model = served.model
     length: int | None = model.config.get(TRAINED_LENGTH)
 
     def requests() -> list[Request]:
         return translation_requests(model.network, model.tokenizers, sources, options, trained_length=length)
 
-    asked = await asyncio.to_thread(requests)
-    return asked, await result_of(served.workers.generate(asked, options)) if asked else []
+    asked = await compute(requests, sum(map(len, sources)))
+    return asked, await result_of(served.generate(asked, options))
 
 
 def _carry(model: LoadedModel, items: list[tuple[Segment, Segment, list[str]]]) -> list[list[Segment]]:
