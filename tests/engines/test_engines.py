@@ -32,6 +32,7 @@ from regard.models.zoo import bahdanau, t5, transformer
 from regard.store.convert import convert as convert_folder
 from regard.store.convert import read_source
 from regard.store.folder import unique_parameters, write_weights
+from regard.store.loading import TRAINED_LENGTH
 from tests.small import TEXTS, WORDPIECE, save_model, small
 
 DEFAULTS = {"num_beams": 3, "length_penalty": 0.6, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -218,6 +219,16 @@ def test_what_the_engine_has_no_words_for_is_refused_by_name(name: str, tmp_path
     with pytest.raises(InputError, match=rf"CTranslate2 cannot run .*{name}.*--engine torch"):
         convert(source)
     assert not place_of(source, "float32").exists()
+
+
+def test_a_line_longer_than_those_of_the_training_is_cut_as_in_torch(tmp_path: Path):
+    model = small(MODELS["pre_norm"], generation_config=DEFAULTS, config={TRAINED_LENGTH: 12})
+    folder = save_model(tmp_path / "model", model)
+    convert(folder)
+    with pytest.warns(Note, match="is cut at sentences and clauses"):
+        found = load(folder, engine="ctranslate2").translate(["dog", "the park, and the mat. " * 4])
+    with pytest.warns(Note, match="is cut at sentences and clauses"):
+        assert found == load(folder, engine="torch").translate(["dog", "the park, and the mat. " * 4])
 
 
 def test_a_rule_of_stopping_that_needs_all_hypotheses_is_left_to_torch(folder: Path):

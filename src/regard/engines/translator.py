@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from regard.decode.long_lines import cut_long_lines
 from regard.decode.mbr import MBR
 from regard.decode.options import Options
 from regard.decode.requests import GeneratedText, Request, translation_requests
@@ -27,9 +28,16 @@ class Translator(Searcher):
             (), options, prefix=any(prefixes or ()), alignment=alignment, replace_unknown=replace_unknown,
             constraints=any(constraints or ()), mbr=mbr,
         )  # fmt: skip
+        length = self.converted.trained_length
+        cut = None if reason else cut_long_lines(
+            self, self.tokenizer, texts, options, trained_length=length, prefixes=prefixes, first_line=first_line,
+            note=self._note,
+        )  # fmt: skip
+        if cut is not None:
+            found = self.translations(cut.pieces, options, progress=progress and cut.progress(progress))
+            return cut.put_together(found, options)
         requests = [] if reason else translation_requests(
-            self, self.tokenizers, texts, options, first_line=first_line,
-            trained_length=self.converted.trained_length, note=self._note,
+            self, self.tokenizers, texts, options, first_line=first_line, trained_length=length, note=self._note
         )  # fmt: skip
         reason = reason or self.unable(requests, options)
         if reason:

@@ -180,7 +180,8 @@ class Models(Mapping[str, ServedModel]):
         loaded = self.read(folder) if folder is not None else model
         assert isinstance(loaded, LoadedModel)
         pair = self.languages.get(name) or (None if folder is None else folder_languages(folder))
-        workers, engine = self._pool(loaded), None if loaded.engine is None else self._pool(loaded)
+        writes = loaded.engine is not None and loaded.engine.shape != "encoder"
+        workers, engine = self._pool(loaded), self._pool(loaded) if writes else None
         return ServedModel(name, loaded, workers, folder, pair, int(time.time()), engine)
 
     def _pool(self, model: LoadedModel) -> WorkerPool:
