@@ -46,6 +46,7 @@ def test_the_core_imports_no_extra():
         ("from pathlib import Path; from regard.data.read.texts import read_blocks as f; [*f(Path('t.zst'))]", "data"),
         ("from regard.store.elmo import read_arrays as f; f(None, {})", "elmo"),
         ("from pathlib import Path; from regard.store.folder import local_folder as f; f(Path('hf:a/b'))", "hub"),
+        ("from pathlib import Path; from regard.engines.onnx_folder import open_graph as f; f(Path('a'))", "onnx"),
         ("from regard.store.huggingface.tokenizers import _read_sentencepiece as f; f('x.model')", "published"),
     ],
 )

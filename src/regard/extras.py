@@ -13,6 +13,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "elmo": ("h5py",),
     "hub": ("huggingface_hub",),
     "music": ("mido",),
+    "onnx": ("onnx", "onnxruntime"),
     "published": ("sentencepiece", "google"),
     "tensorboard": ("tensorboard",),
 }

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from regard.engines.prove import Sample
 
 _SAMPLE_LINES = 20_000  # of the validation text, of which those for the sample are taken
-_KINDS = ("huggingface", "regard", "ctranslate2")
+_KINDS = ("huggingface", "regard", "ctranslate2", "onnx")
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")]
 
@@ -123,16 +123,16 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A model folder, or hf:org/model.", show_default=False)],
     target: Annotated[
         Path | None,
-        typer.Argument(help="The new folder.", show_default="for ctranslate2 SOURCE/engines/ctranslate2-PRECISION"),
+        typer.Argument(help="The new folder.", show_default="for ctranslate2 and onnx in SOURCE/engines"),
     ] = None,
-    to: Annotated[str, typer.Option(help="huggingface, regard or ctranslate2.")] = "huggingface",
+    to: Annotated[str, typer.Option(help="huggingface, regard, ctranslate2 or onnx.")] = "huggingface",
     precision: Annotated[
         str | None, typer.Option(help="Of ctranslate2: float32, or int8, which rounds.", show_default="float32")
     ] = None,
     sample: Annotated[
         Path | None,
         typer.Option(
-            help="Lines to check ctranslate2 on.",
+            help="Lines to check ctranslate2 or onnx on.",
             show_default="the validation text of the model's recipe",
         ),
     ] = None,
@@ -141,10 +141,12 @@ def convert(
     ] = False,
     parts: Parts = None,
 ) -> None:
-    """Convert a model folder to the Hugging Face format, to regard's own, or for the engine CTranslate2.
+    """Convert a model folder to the Hugging Face format, to regard's own, or for the engines CTranslate2 and ONNX.
 
     For CTranslate2, torch and the converted model answer a sample, and proof.json says how many answers are equal. A
     translator, a language model or an encoder can be converted, if its parts are those of a Transformer.
+
+    To ONNX it writes graphs that any language can run, and nothing if they answer a sample differently.
 
     Example: regard convert runs/python published/python
     Example: regard convert runs/dates --to ctranslate2 --precision int8
@@ -154,7 +156,11 @@ def convert(
     if to == "ctranslate2":
         _to_ctranslate2(source, target, precision or "float32", sample, allow_pickle, parts)
         return
-    refuse_unused("is for --to ctranslate2. Leave it out.", precision=precision, sample=sample)
+    refuse_unused("is for --to ctranslate2. Leave it out.", precision=precision)
+    if to == "onnx":
+        _to_onnx(source, target, sample, allow_pickle, parts)
+        return
+    refuse_unused("is for --to ctranslate2 or onnx. Leave it out.", sample=sample)
     if target is None:
         raise InputError(f"the new folder is missing (regard convert). Name it: regard convert {source} FOLDER.")
     from regard.store.convert import convert as convert_folder
@@ -184,6 +190,18 @@ def _to_ctranslate2(
     bleu = "" if proof.bleu is None else f"; BLEU {proof.bleu:.2f}, torch {proof.torch_bleu:.2f}"
     more = "" if proof.difference is None else f"; numbers of vectors differ by up to {proof.difference:g}"
     typer.echo(f"{place}: {proof.equal_lines:,} of {proof.lines:,} lines as torch answers them{bleu}{more}", err=True)
+
+
+def _to_onnx(source: Path, target: Path | None, sample: Path | None, pickles: bool, parts: list[Path] | None) -> None:
+    from regard.engines.onnx_export import convert_to_onnx
+    from regard.store.convert import read_source
+
+    loaded = read_source(source, pickles=pickles, parts=own_parts(parts))
+    place = target or source / "engines" / "onnx"
+    chosen = _sample(source, sample, parts, translates=loaded.network.shape == "encoder-decoder")
+    model = convert_to_onnx(loaded, place, chosen.lines)
+    graphs = [name for name, given in (("encoder", model.encoder), ("decoder_step", model.decoder_step)) if given]
+    typer.echo(f"{place}: {' and '.join(graphs)}, checked on a sample", err=True)
 
 
 def _sample(model: Path, named: Path | None, parts: list[Path] | None, *, translates: bool) -> Sample:

@@ -210,7 +210,7 @@ def attend_source(
     """RTD in slots (R)T -> RTV: attention over the source; a sentence's beams are more queries to the same keys."""
     assert context.source is not None
     (k, v), (rows, length) = keys.tree, x.shape[:2]
-    folded, slots = (part.reshape(len(k), -1, *part.shape[2:]) for part in (x, slots.expand(rows, length)))
+    folded, slots = (part.reshape(k.shape[0], -1, *part.shape[2:]) for part in (x, slots.expand(rows, length)))
     mask, factor = source_mask(folded, slots, context.source)
     q = score.queries(split_heads(folded if query is None else query(folded), k.shape[1]))
     additive = context.source.mask if mask is not None and source_mask.padding_only else None
@@ -313,6 +313,8 @@ def attend_in_bands(
         return None
     document_ids = context.document_ids()
     document_ids = None if document_ids is None else document_ids.repeat_interleave(q.shape[1], 0)
+    if torch._C._is_tracing():  # bands depend on the length, and an exported graph is for any
+        return None
     bands = local_bands(pattern, q.shape[2], q.shape[0] * q.shape[1], document_ids, q.device)
     if bands is None:
         return None
@@ -393,8 +395,7 @@ def unfold_beams(folded: Tensor, beams: int) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """BTD -> BHTK: cut the width into heads."""
-    heads_last: Tensor = x.unflatten(-1, (heads, -1))
-    return heads_last.transpose(1, 2)
+    return x.view(*x.shape[:-1], heads, x.shape[-1] // heads).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:

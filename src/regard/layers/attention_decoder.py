@@ -205,7 +205,7 @@ class LuongDecoder(AttentionDecoderLayer):
         self.out = linear(source_width + width, width)
 
     def initial_memory(self, x: Tensor, source: Source) -> DecoderMemory:
-        return replace(super().initial_memory(x, source), attentional=x.new_zeros(len(x), x.shape[-1]))
+        return replace(super().initial_memory(x, source), attentional=x.new_zeros(x.shape[0], x.shape[-1]))
 
     def step(
         self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -57,9 +58,24 @@ class LSTMP(nn.LSTM):
     bias_hh_l0: Tensor
 
     def forward(self, *arguments: Any) -> Any:
+        if torch._C._is_tracing():  # ONNX has no LSTM with projections, only loops
+            return self.stepwise(*arguments)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "LSTM with projections is not supported with oneDNN")
             return super().forward(*arguments)
+
+    def stepwise(
+        self, x: Tensor, state: tuple[Tensor, Tensor], cell_clip: float | None = None, clip: float | None = None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """BTD and the initial hidden and cell state, 1BD each -> the hidden states BTD, and the final state."""
+        projected = F.linear(x.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0)
+        steps = torch.jit.script(_steps) if torch._C._is_tracing() else _steps  # traced, the loop would lose its end
+        y, hidden, cell = steps(
+            projected, state[0][0], state[1][0], self.weight_hh_l0.t(),
+            self.weight_hr_l0 if self.proj_size else self.weight_hh_l0, self.proj_size > 0,
+            math.inf if cell_clip is None else cell_clip, math.inf if clip is None else clip,
+        )  # fmt: skip
+        return y.transpose(0, 1), (hidden[None], cell[None])
 
 
 class ClippedLSTM(LSTMP):
@@ -73,21 +89,34 @@ class ClippedLSTM(LSTMP):
         self, x: Tensor, state: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """BTD and the initial hidden and cell state, 1BD each -> the hidden states BTD, and the final state."""
-        hidden, cell = state[0][0], state[1][0]
-        outputs = []
-        for projected in F.linear(x.transpose(0, 1), self.weight_ih_l0, self.bias_ih_l0 + self.bias_hh_l0):
-            gates = torch.addmm(projected, hidden, self.weight_hh_l0.t())
-            i, f, g, o = gates.chunk(4, dim=1)  # input, forget, candidate, output gate
-            cell = _clip(f.sigmoid() * cell + i.sigmoid() * g.tanh(), self.cell_clip)  # c_t = f * c_{t-1} + i * g
-            hidden = o.sigmoid() * cell.tanh()  # o * tanh(c_t), which the projection W_hr maps to h_t
-            if self.proj_size:
-                hidden = _clip(F.linear(hidden, self.weight_hr_l0), self.projection_clip)
-            outputs.append(hidden)
-        return torch.stack(outputs, dim=1), (hidden[None], cell[None])
+        return self.stepwise(x, state, self.cell_clip, self.projection_clip)
 
 
-def _clip(x: Tensor, bound: float | None) -> Tensor:
-    return x if bound is None else x.clamp(-bound, bound)
+def _steps(
+    projected: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    hidden_weight: Tensor,
+    projection: Tensor,
+    projects: bool,
+    cell_clip: float,
+    clip: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """W x_t + b TBD, the initial state BD -> the hidden states TBD, and the final state; TorchScript reads it."""
+    outputs = []
+    for t in range(projected.shape[0]):
+        gates = torch.addmm(projected[t], hidden, hidden_weight)
+        i, f, g, o = gates.chunk(4, dim=1)  # input, forget, candidate, output gate
+        cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()  # c_t = f * c_{t-1} + i * g
+        if cell_clip < math.inf:
+            cell = cell.clamp(-cell_clip, cell_clip)
+        hidden = o.sigmoid() * cell.tanh()  # o * tanh(c_t), which the projection W_hr maps to h_t
+        if projects:
+            hidden = torch.nn.functional.linear(hidden, projection)
+            if clip < math.inf:
+                hidden = hidden.clamp(-clip, clip)
+        outputs.append(hidden)
+    return torch.stack(outputs), hidden, cell
 
 
 @dataclass(frozen=True)
@@ -115,7 +144,7 @@ class BidirectionalLSTMLayer(Sublayer):
         if context.remember:
             raise InputError("a bidirectional model cannot generate token by token: it also reads from the right.")
         lengths = None if context.padding is None else context.padding.sum(1)
-        zeros = State(x.new_zeros(len(x), x.shape[2] // 2), x.new_zeros(len(x), self.inner))
+        zeros = State(x.new_zeros(x.shape[0], x.shape[2] // 2), x.new_zeros(x.shape[0], self.inner))
         halves = zip(self.directions, x.chunk(2, dim=-1), memory or (zeros, zeros))
         found = [direction(half, state, lengths, context.final_state) for direction, half, state in halves]
         y = torch.cat([output for output, _ in found], dim=-1)

@@ -71,6 +71,8 @@ def write_memory(cache: Cache | None, *new: Tensor) -> Cache:
 
 
 def _append(buffer: Tensor, new: Tensor, start: int, end: int) -> Tensor:
+    if torch._C._is_tracing():  # an exported step appends to any number of entries
+        return torch.cat([buffer, new], dim=1)
     if end > buffer.shape[1]:
         room = buffer.new_zeros(len(buffer), max(_ROOM, end // 4), *buffer.shape[2:])
         return torch.cat([buffer[:, :start], new, room], dim=1)

@@ -78,7 +78,7 @@ class BoomLayer(Sublayer):
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         hidden: Tensor = self.dropout(activate(self.up(x), self.activation))
-        return hidden.unflatten(-1, (self.parts, -1)).sum(-2), None
+        return hidden.view(*hidden.shape[:-1], self.parts, hidden.shape[-1] // self.parts).sum(-2), None
 
 
 def activate(x: Tensor, activation: Activation) -> Tensor:

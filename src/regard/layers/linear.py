@@ -120,7 +120,7 @@ def _multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 def _is_suitable(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is faster here, and both are float32 on a CPU."""
     plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-    return ONEDNN and plain and not torch.is_autocast_enabled("cpu")
+    return ONEDNN and plain and not torch.is_autocast_enabled("cpu") and not torch._C._is_tracing()
 
 
 class _Product(torch.autograd.Function):

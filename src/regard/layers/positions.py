@@ -318,7 +318,7 @@ class RelativeBiasLayer(PositionBias):
 
     def bias(self, distance: Tensor) -> Tensor:
         bias: Tensor = self.table(self.bucket(distance))
-        return bias.movedim(-1, -3)
+        return bias.transpose(-1, -2).transpose(-2, -3)
 
     def bucket(self, distance: Tensor) -> Tensor:
         """Half the buckets hold one distance each, the other half ever wider ranges up to `max_distance`."""

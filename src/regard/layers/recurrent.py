@@ -179,7 +179,7 @@ class UnidirectionalRNN(nn.Module):
         else:
             # Without a cell state, the final state is the hidden state of the last token.
             y, _ = self.run(x, initial)
-            last = y[torch.arange(len(y), device=y.device), lengths.clamp_min(1) - 1]
+            last = y[torch.arange(y.shape[0], device=y.device), lengths.clamp_min(1) - 1]
             state = State(last).where(lengths > 0, initial)
         return y if order is None else reorder(y, order), state
 
@@ -194,6 +194,8 @@ class UnidirectionalRNN(nn.Module):
 
     def run_padded(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
         """Run up to the shortest row's end at once, then step by step: rows that have ended keep their state."""
+        if torch._C._is_tracing():
+            return self.run_packed(x, state, lengths)
         shortest = int(lengths.min())
         outputs = []
         if shortest:
@@ -204,6 +206,14 @@ class UnidirectionalRNN(nn.Module):
             outputs.append(y)
             state = new.where(lengths > t, state)
         return torch.cat(outputs, dim=1), state
+
+    def run_packed(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
+        """As `run_padded`, for an exported graph: slower here, but the same operations for any lengths."""
+        assert state.cell is not None
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths.clamp_min(1), batch_first=True, enforce_sorted=False)
+        y, (hidden, cell) = self.rnn(packed, (state.hidden[None].contiguous(), state.cell[None].contiguous()))
+        y, _ = nn.utils.rnn.pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])
+        return y, State(hidden[0], cell[0]).where(lengths > 0, state)
 
 
 def reversed_order(lengths: Tensor | None, x: Tensor) -> Tensor:
@@ -354,7 +364,7 @@ class RecurrentLayer(Sublayer):
             assert context.source is not None
             states: States = self.initial_state(context.source)
             return states
-        zeros = x.new_zeros(len(x), self.width)
+        zeros = x.new_zeros(x.shape[0], self.width)
         return len(self.layers) * (State(zeros, zeros if self.has_cell else None),)
 
 

@@ -222,7 +222,7 @@ class Last:
     def pool(self, states: Tensor, padding: Tensor | None) -> Tensor:
         if padding is None:
             return states[:, -1]
-        rows = torch.arange(len(states), device=states.device)
+        rows = torch.arange(states.shape[0], device=states.device)
         return states[rows, padding.sum(1).clamp_min(1) - 1]
 
 
@@ -251,7 +251,7 @@ class WeightedMean:
         weights = torch.arange(1, states.shape[1] + 1, device=states.device, dtype=states.dtype)
         weights = weights[None] if padding is None else weights * padding
         total: Tensor = weights.sum(1, keepdim=True).clamp_min(1)
-        return torch.einsum("bt,btd->bd", (weights / total).expand(len(states), -1), states)
+        return torch.einsum("bt,btd->bd", (weights / total).expand(states.shape[0], -1), states)
 
 
 Pool = First | Last | Mean | Max | WeightedMean
@@ -511,7 +511,7 @@ class LayerMixLayer(nn.Module):
         """BTD per layer, the embedding first, -> BTD."""
         assert len(states) == len(self.weights)
         if self.normed:
-            states = [F.layer_norm(state, state.shape[-1:], eps=1e-12) for state in states]
+            states = [F.layer_norm(state, [int(state.shape[-1])], eps=1e-12) for state in states]
         mixed = torch.zeros_like(states[0])
         for weight, state in zip(self.weights.softmax(0), states):
             mixed = mixed + weight * state

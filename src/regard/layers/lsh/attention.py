@@ -74,6 +74,7 @@ class LSHAttentionLayer(Sublayer):
         self.query_key = linear(width, inner, biased=False)
         self.value = linear(width, inner, biased=False)
         self.out = linear(inner, width, biased=False)
+        self._rotations: Tensor | None = None
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         rows, x = x.shape, fold_beams(x, context.layout)
@@ -97,31 +98,48 @@ class LSHAttentionLayer(Sublayer):
     @torch.no_grad()
     def hash(self, q: Tensor, rounds: int | None = None) -> Tensor:
         """BHTK -> BHTR: the bucket of each vector in each round, argmax([qR; -qR]) for a random rotation R."""
-        rows, heads, length, width = q.shape
+        rows, heads, length, _ = q.shape
+        heads, width = self.heads, self.query_key.out_features // self.heads
         counts = self.pattern.bucket_counts(self.description.buckets, length)
         rounds = rounds or self.description.rounds
         shape = heads, width, rounds, sum(counts) // 2
-        rotations = torch.randn(shape) if self.training else self.pattern.rotations(self.description.seed, shape)
+        rotations = torch.randn(shape) if self.training else self.rotations(shape)
         rotations = rotations.to(q).permute(0, 2, 1, 3)
         buckets = torch.zeros(rows, heads, rounds, length, dtype=torch.int32, device=q.device)
         step = max(1, _ROTATED_AT_ONCE // max(1, rows * heads * rounds * shape[-1]))
+        if torch._C._is_tracing():  # the graph is for any length
+            return self.buckets_of(q, rotations, counts).transpose(2, 3)
         for first in range(0, length if counts else 0, step):
             tokens = slice(first, first + step)
-            rotated = q[:, :, None, tokens] @ rotations
-            stride = 1
-            for count, part in zip(counts, rotated.split([count // 2 for count in counts], dim=-1)):
-                largest = part.abs().argmax(-1, keepdim=True)
-                negative = part.gather(-1, largest) < 0
-                buckets[..., tokens] += stride * (largest + negative * (count // 2))[..., 0].to(torch.int32)
-                stride *= count
+            buckets[..., tokens] = self.buckets_of(q[:, :, tokens], rotations, counts)
         return buckets.transpose(2, 3)
+
+    def buckets_of(self, q: Tensor, rotations: Tensor, counts: tuple[int, ...]) -> Tensor:
+        """BHTK and HRKN -> BHRT: the buckets of some vectors; with several counts, a number of several digits."""
+        rotated = q[:, :, None] @ rotations
+        found, stride = torch.zeros_like(rotated[..., 0], dtype=torch.int32), 1
+        for count, part in zip(counts, rotated.split([count // 2 for count in counts], dim=-1) if counts else ()):
+            largest = part.abs().argmax(-1, keepdim=True)
+            negative = part.gather(-1, largest) < 0
+            found = found + stride * (largest + negative * (count // 2))[..., 0].to(torch.int32)
+            stride *= count
+        return found
+
+    def rotations(self, shape: tuple[int, int, int, int]) -> Tensor:
+        """-> HKRN: the rotations of inference, drawn once, so that they are constants of an exported graph."""
+        known = self._rotations
+        if known is None or known.shape != shape:
+            known = self._rotations = self.pattern.rotations(self.description.seed, shape)
+        return known
 
     def attend(
         self, q: Tensor, v: Tensor, buckets: Tensor, document_ids: Tensor | None
     ) -> tuple[Tensor, AttentionWeights]:
         """BHTK, BHTV, BHTR -> BHTV and its weights: attention within one text, computed at once."""
         per_head = None if document_ids is None else document_ids.repeat_interleave(self.heads, 0)
-        bands = self.pattern.bands(buckets.transpose(2, 3).flatten(0, 1), per_head, self.description.causal)
+        traced = torch._C._is_tracing()  # bands depend on the length, and an exported graph is for any
+        by_round = buckets.transpose(2, 3)
+        bands = None if traced else self.pattern.bands(by_round.flatten(0, 1), per_head, self.description.causal)
         if bands is not None:
             return banded_attention(q, None, v, bands), BandedWeights(v, self.out.weight, q, None, bands)
         slots = torch.arange(q.shape[2], device=q.device)
@@ -129,9 +147,11 @@ class LSHAttentionLayer(Sublayer):
         def visible(queries: slice) -> Tensor:
             own = slots[queries, None]
             mask = slots <= own if self.description.causal else torch.ones_like(slots == own)
-            if document_ids is None:
-                return mask
-            return (mask & (document_ids[:, None, :] == document_ids[:, queries, None]))[:, None]
+            if document_ids is not None:
+                mask = mask & (document_ids[:, None, :] == document_ids[:, queries, None])
+            if traced:
+                return self.pattern.within(by_round, mask)
+            return mask if document_ids is None else mask[:, None]
 
         weights = SharedQKWeights(v, self.out.weight, q, unit_keys(q), slots, visible)
         return weights.output(), weights
@@ -178,6 +198,8 @@ class SharedQKWeights(AttentionWeights):
 
     def output(self, rounds: int = 1) -> Tensor:
         """-> BHTV: the attention output, slice by slice; masks are as large as `rounds` matrices of scores."""
+        if torch._C._is_tracing():
+            return self.output_of(slice(None))
         size = max(1, _SCORES_AT_ONCE // (rounds * self.query[:, :, 0, 0].numel() * self.keys))
         slices = (slice(first, first + size) for first in range(0, self.queries, size))
         return torch.cat([self.output_of(queries) for queries in slices], dim=2)

@@ -42,6 +42,10 @@ class LSHPattern:
         """Buckets BHRT of queries, BHRS of keys, and the causal mask (B)TS -> (1|B)(1|H)TS: the visible keys."""
         return _per_head(causal)
 
+    def within(self, buckets: Tensor, mask: Tensor) -> Tensor:
+        """Buckets BHRT of one text and the mask of `causal` and documents (B)TT -> as `visible`, without bands."""
+        return _per_head(mask)
+
 
 @dataclass(frozen=True)
 class Full(LSHPattern):
@@ -107,6 +111,13 @@ class RankWindow(LSHPattern):
         same_bucket = (query_buckets[..., None] == key_buckets[..., None, :]) & _per_head(causal)[:, :, None]
         keys_since = same_bucket.flip(-1).cumsum(-1, dtype=torch.int32).flip(-1)
         return (same_bucket & (keys_since <= self.length)).any(2)
+
+    def within(self, buckets: Tensor, mask: Tensor) -> Tensor:
+        same_bucket = (buckets[..., None] == buckets[..., None, :]) & _per_head(mask)[:, :, None]
+        ranks = same_bucket.long().cumsum(-1)
+        slots = torch.arange(buckets.shape[-1], device=buckets.device)
+        own = (same_bucket & (slots <= slots[:, None])).sum(-1, keepdim=True)
+        return (same_bucket & ((ranks - own).abs() < self.length)).any(2)
 
 
 @dataclass(frozen=True)
