@@ -40,6 +40,7 @@ from regard.engines.folder import Engine, find_converted
 from regard.engines.model import ConvertedModel
 from regard.engines.open import open_converted
 from regard.errors import DamagedFile, InputError
+from regard.layers.lora import Adapter
 from regard.models.device import choose_device
 from regard.models.model import Model, Network, Shape
 from regard.progress import waiting
@@ -51,24 +52,35 @@ from regard.show.trace import AttentionTrace, trace
 from regard.store.checkpoint import checkpoint_at, checkpoints_folder, saved_steps
 from regard.store.files import disk_errors, sha256, write_output
 from regard.store.folder import read_folder, unique_parameters, write_description, write_weights
-from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded, load_parameters
+from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded
 
 
 def load(
     folder: str | Path, *, device: str = "auto", step: int | None = None, parts: Sequence[type] = (),
-    engine: Engine = "auto",
+    engine: Engine = "auto", adapters: Sequence[str | Path] = (),
 ) -> LoadedModel:  # fmt: skip
     """Load a model from its folder, or from a checkpoint of its run; never runs code, never unpickles.
+
+    The folder of an adapter (LoRA) loads the model that it was trained on with it; `adapters` are those of other
+    folders, to be folded into this model's weights.
 
     `parts` are the caller's own description classes (layers, scores, positions, ...) that the model is made of.
     `engine` answers what it can: "torch", "ctranslate2", or "auto", a converted model that is proven for these weights.
     """
-    loaded = read_folder(Path(folder), choose_device(device), parts=require_parts(parts))
-    if step is not None:
-        load_parameters(loaded.network, checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model"))
+    if isinstance(adapters, str):
+        raise InputError(f'adapters takes a list: adapters=["{adapters}"] (adapters).')
+    trained = None if step is None else checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model")
+    loaded = read_folder(
+        Path(folder), choose_device(device), parts=require_parts(parts), adapters=[Path(one) for one in adapters],
+        trained=trained,
+    )  # fmt: skip
     model = LoadedModel(loaded)
     model.calibration = read_calibration(Path(folder)) if step is None else None
-    found = find_converted(Path(folder), engine) if step is None and model.device.type == "cpu" else None
+    found = (
+        find_converted(Path(folder), engine)
+        if step is None and not loaded.network.adapters and model.device.type == "cpu"
+        else None
+    )
     if found is not None:
         model.engine = open_converted(found, lambda: LoadedModel(loaded), defaults_from=Path(folder))
     return model
@@ -125,6 +137,11 @@ class LoadedModel(TextGenerator):
     def description(self) -> Model:
         """The description that the network was built from."""
         return self.network.description
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters that were folded into its weights."""
+        return self.network.adapters
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.network.parameters())

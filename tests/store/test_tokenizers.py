@@ -18,6 +18,7 @@ from transformers import (
     GPT2LMHeadModel,
     GPT2Tokenizer,
     MarianTokenizer,
+    Qwen2Tokenizer,
     RobertaTokenizer,
     T5Config,
     T5ForConditionalGeneration,
@@ -130,6 +131,20 @@ def test_merges_are_read_as_gpt2_reads_them(tmp_path: Path, settings: dict[str, 
     assert ours.unknown_positions([*ours.encode("abc"), 0]) == []
     with pytest.raises(InputError):
         _ = ours.mask
+
+
+@pytest.mark.parametrize("named", ["tokenizer_config.json", "config.json"])
+def test_merges_are_read_as_qwen2_reads_them(tmp_path: Path, named: str):
+    write_byte_level_bpe(tmp_path, ["<|endoftext|>"])
+    write_json(
+        tmp_path / named, {"model_type": "qwen2"} if named == "config.json" else {"tokenizer_class": "Qwen2Tokenizer"}
+    )
+    ours, _ = read_huggingface_tokenizers(tmp_path)
+    theirs = Qwen2Tokenizer.from_pretrained(tmp_path)
+    assert_same(ours, theirs)
+    for text in ("in 1234 (low)newer, lower\n\n new", "it'S cafe\u0301 -low", "a\r\n  b"):
+        assert list(ours.encode(text)) == theirs(text)["input_ids"]
+    assert (ours.eos, ours.pad) == (0, 0)
 
 
 def test_merges_are_read_as_roberta_reads_them(tmp_path: Path):

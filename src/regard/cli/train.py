@@ -139,9 +139,15 @@ def convert(
     allow_pickle: Annotated[
         bool, typer.Option("--allow-pickle", help="Read the weights of pytorch_model.bin in a separate process.")
     ] = False,
+    adapter: Annotated[
+        list[Path] | None,
+        typer.Option(help="The folder of an adapter to merge into SOURCE. Can be repeated.", show_default=False),
+    ] = None,
     parts: Parts = None,
 ) -> None:
     """Convert a model folder to the Hugging Face format, to regard's own, or for the engines CTranslate2 and ONNX.
+
+    An adapter (LoRA) as SOURCE is merged into the model that it was trained on.
 
     For CTranslate2, torch and the converted model answer a sample, and proof.json says how many answers are equal. A
     translator, a language model or an encoder can be converted, if its parts are those of a Transformer.
@@ -149,15 +155,18 @@ def convert(
     To ONNX it writes graphs that any language can run, and nothing if they answer a sample differently.
 
     Example: regard convert runs/python published/python
+    Example: regard convert runs/adapter merged --to regard
     Example: regard convert runs/dates --to ctranslate2 --precision int8
     """
     if to not in _KINDS:
         raise InputError(f'no format is called "{to}" (--to). Use {" or ".join(_KINDS)}.')
     if to == "ctranslate2":
+        refuse_unused("merges into --to regard or --to huggingface. Convert what it wrote.", adapter=adapter)
         _to_ctranslate2(source, target, precision or "float32", sample, allow_pickle, parts)
         return
     refuse_unused("is for --to ctranslate2. Leave it out.", precision=precision)
     if to == "onnx":
+        refuse_unused("merges into --to regard or --to huggingface. Convert what it wrote.", adapter=adapter)
         _to_onnx(source, target, sample, allow_pickle, parts)
         return
     refuse_unused("is for --to ctranslate2 or onnx. Leave it out.", sample=sample)
@@ -166,9 +175,12 @@ def convert(
     from regard.store.convert import convert as convert_folder
 
     form: Literal["regard", "huggingface"] = "regard" if to == "regard" else "huggingface"
-    loaded = convert_folder(source, target, form, pickles=allow_pickle, parts=own_parts(parts))
+    loaded = convert_folder(
+        source, target, form, pickles=allow_pickle, parts=own_parts(parts), adapters=adapter or ()
+    )  # fmt: skip
     count = sum(parameter.numel() for parameter in loaded.network.parameters())
-    typer.echo(f"{target}: {count:,} parameters", err=True)
+    merged = "".join(f"; merged {one}" for one in loaded.network.adapters)
+    typer.echo(f"{target}: {count:,} parameters{merged}", err=True)
 
 
 def _to_ctranslate2(
@@ -183,6 +195,9 @@ def _to_ctranslate2(
     from regard.store.folder import local_folder
 
     loaded = read_source(source, pickles=pickles, parts=own_parts(parts))
+    if loaded.network.adapters:
+        raise InputError(f"{source} is an adapter (--to ctranslate2). Merge it first: regard convert {source} MERGED "
+                         "--to regard.")  # fmt: skip
     kind: Literal["float32", "int8"] = precision  # type: ignore[assignment]  # checked by the conversion
     place = target or place_of(source, kind)
     chosen = _sample(source, sample, parts, translates=loaded.network.shape == "encoder-decoder")

@@ -25,7 +25,7 @@ SHARDED = 'train.parallel = "shard" with several processes: each holds a part of
 def meta_network(setup: Setup, model: Model | None = None) -> Network:
     """The network of a recipe without memory for its weights."""
     with torch.device("meta"):
-        return (model or setup.model).build(*setup.vocabularies)
+        return setup.adapted((model or setup.model).build(*setup.vocabularies))
 
 
 def reckoned_memory(setup: Setup, device: torch.device, processes: int = 1) -> Memory:

@@ -73,6 +73,10 @@ def check_resume(
         if different is not None:
             path, old, new = different
             raise messages.CHANGED_SETTING(key=path, old=_brief(old), folder=folder, new=_brief(new))
+    if saved.get("base") != now.get("base"):
+        raise messages.CHANGED_SETTING(
+            key="model.init", old="a model with other weights", folder=folder, new="the model that is there now"
+        )
     if saved.get("machine") != now["machine"]:
         old, new = (_machine(facts.get("machine", {})) for facts in (saved, now))
         watcher.note(messages.OTHER_MACHINE(old=old, new=new))

@@ -19,6 +19,7 @@ from regard.models.device import choose_device
 from regard.models.model import Model, Network
 from regard.progress import QUIET
 from regard.schema import require_parts
+from regard.store.adapters import is_adapter
 from regard.store.checkpoint import Checkpoint, checkpoints_folder, newest_step
 from regard.store.folder import read_folder, write_generation_config
 from regard.training.distributed import join_processes
@@ -105,5 +106,6 @@ def trained_model(folder: Path, valid: Corpus | None, device: str, parts: Sequen
 
 def require_own(folder: Path) -> None:
     """Refuse to overwrite a model that is not the result of a run in this folder."""
-    if (folder / "model.safetensors").exists() and not checkpoints_folder(folder).exists():
+    holds = (folder / "model.safetensors").exists() or is_adapter(folder)
+    if holds and not checkpoints_folder(folder).exists():
         raise InputError(f"{folder} holds a model but no checkpoints to resume from. Choose another folder.")

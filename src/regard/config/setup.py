@@ -38,13 +38,22 @@ from regard.decode.inputs import capabilities, check_length
 from regard.errors import InputError, RegardError
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation
+from regard.layers.lora import adapted_maps, add_adapters
 from regard.models.model import AnyReadout, Model, Network
 from regard.models.readouts import NEXT_SENTENCE, First, Label, Last, LayerMix, Number, Pool, Tags, Vector
 from regard.schema import kind_of, to_dict, to_toml
 from regard.show.html import data_page
+from regard.store.adapters import BASE_DIGEST, adapter_writer, digest_of, write_adapter_config
 from regard.store.checkpoint import Checkpoint
 from regard.store.files import read_json, write_file
-from regard.store.folder import read_description, read_folder, read_tokenizers, write_description
+from regard.store.folder import (
+    read_description,
+    read_folder,
+    read_tokenizers,
+    unique_parameters,
+    write_description,
+    write_weights,
+)
 from regard.store.loading import TRAINED_LENGTH, Loaded
 from regard.store.manifest import write_model_files
 from regard.training.distributed import World
@@ -97,6 +106,16 @@ class Pretrained:
                 for table in _token_tables(network):
                     table[number] = table[tokens].mean(dim=0)
         return network
+
+    def fresh(self, network: Network) -> set[str]:
+        """The names of the parameters that are not the pretrained model's: those of a new readout."""
+        old = self.loaded.network
+        known = {
+            name: one.shape
+            for name, one in old.named_parameters()
+            if _is_kept(name, old.description, network.description)
+        }
+        return {name for name, parameter in network.named_parameters() if known.get(name) != parameter.shape}
 
 
 def _with_positions(model: Model, max_positions: int) -> Model:
@@ -169,15 +188,25 @@ class Setup:
         """Build the network with its initial weights, which depend on the seed alone, or with pretrained ones."""
         torch.manual_seed(self.recipe.train.seed)
         given = self.pretrained
-        network = self.model.build(*self.vocabularies) if given is None else given.network(self.model)
+        network = self.adapted(self.model.build(*self.vocabularies) if given is None else given.network(self.model))
         check_length(network, int(self.samples.lengths.max()), "a row of the text (text.task)")
         check_length(network, self.task.max_positions, "the range of positions (text.task.random_positions)")
+        return network
+
+    def adapted(self, network: Network) -> Network:
+        """The network, with adapters if the recipe trains them."""
+        if (lora := self.recipe.train.lora) is not None:
+            assert self.pretrained is not None
+            add_adapters(network, lora, self.pretrained.fresh(network))
         return network
 
 
 def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Path | None = None) -> Setup:
     """Read the text and train the tokenizers, unless they are given; `resumed` is the folder of a run to continue."""
     cache, table = default_cache(), recipe.model if isinstance(recipe.model, FineTuning) else None
+    if recipe.train.lora is not None:
+        require_pretrained(table)
+        resumed = None  # a checkpoint holds the adapters alone, so the pretrained model is read again
     corpus = recipe.text.read("train", cache)
     assert corpus is not None
     if not any(part.strip() for _, part in text_parts(corpus.sources)):
@@ -208,6 +237,15 @@ def read_setup(recipe: Recipe, tokenizers: Tokenizers | None = None, resumed: Pa
         first, second = tokenizers
         vocabularies = (first.vocabulary, None) if second is None else (second.vocabulary, first.vocabulary)
     return Setup(recipe, corpus, valid, task, tokenizers, cache, model, vocabularies, pretrained)
+
+
+def require_pretrained(table: FineTuning | None) -> None:
+    """Refuse adapters for a model that is not pretrained, or whose vocabulary or positions grow."""
+    if table is None:
+        raise InputError("lora trains adapters of a pretrained model (train.lora). Name one: model.init.")
+    for key, grown in {"words": bool(table.words), "max_positions": table.max_positions is not None}.items():
+        if grown:
+            raise InputError(f"lora freezes the embeddings, so they cannot grow (model.{key}). Leave it out.")
 
 
 def name_of_model(recipe: Recipe) -> tuple[str, str]:
@@ -301,6 +339,9 @@ def prepare(
     recipe = with_batch_size(setup, folder, world, watcher, saved)
     corpus, valid, tokenizers, task = setup.corpus, setup.valid, setup.tokenizers, setup.task
     facts = resume_facts(recipe, corpus, valid, tokenizers, task, world)
+    adapting, facts["base"] = setup.pretrained if recipe.train.lora else None, None
+    if adapting is not None:
+        facts["base"] = digest_of(adapting.loaded.network)
     changed: tuple[str, ...] = ()
     if saved is not None:
         texts = {"train": corpus, "valid": valid}
@@ -312,19 +353,31 @@ def prepare(
         require_metric(recipe.train.best, network.description, pairs=valid.targets is not None)
     else:
         require_validation(recipe.train)
-    verb = capabilities(network.description, tokenizers[0])[0]
+    verb, write, base_digest = capabilities(network.description, tokenizers[0])[0], write_weights, dict[str, Any]()
+    if adapting is not None and recipe.train.lora is not None:
+        named = adapter_base(adapting.table.init)
+        adapter_config, write = adapter_writer(network, recipe.train.lora, adapting.loaded, named)
+        base_digest = {BASE_DIGEST: facts["base"]}
     if world.first:
         write_model_files(folder, {"recipe.toml": to_toml(recipe.tables).encode()})
         write_report(folder, report, setup, watcher)
         write_description(
             folder, network, tokenizers, task=verb,
             generation_config=generation_config(recipe, tokenizers[1] or tokenizers[0]),
-            extra_config={TRAINED_LENGTH: trained_length(setup, folder if checkpoint else None)},
+            extra_config={TRAINED_LENGTH: trained_length(setup, folder if checkpoint else None), **base_digest},
         )  # fmt: skip
+        if base_digest:
+            write_adapter_config(folder, adapter_config)
     return Job(
         network, tokenizers, setup.samples, None if valid is None else (valid, setup.samples_of(valid)), recipe.train,
-        facts, card=lambda results: model_card(recipe, network, verb, results), start=checkpoint, changed=changed,
+        facts, card=lambda results: model_card(recipe, network, verb, results), start=checkpoint,
+        write=write, changed=changed,
     )  # fmt: skip
+
+
+def adapter_base(init: str) -> str:
+    """The name of a pretrained model in adapter_config.json: a folder's path, or a name on the hub."""
+    return init.removeprefix("hf:") if init.startswith("hf:") else str(Path(init).resolve())
 
 
 def held_out_texts(setup: Setup, watcher: Watcher) -> dict[str, Corpus]:
@@ -416,6 +469,13 @@ def model_card(recipe: Recipe, network: Network, verb: str, results: Mapping[str
     best = results["best"] or {"step": results["steps"], "metrics": {}}
     metrics = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in best["metrics"].items())
     parameters = sum(parameter.numel() for parameter in network.parameters())
+    adapter = ""
+    if (lora := recipe.train.lora) is not None and isinstance(recipe.model, FineTuning):
+        trained = sum(one.numel() for one in unique_parameters(network).values())
+        adapter = (
+            f"\nIt is an adapter (LoRA of rank {lora.rank} on {len(adapted_maps(network)):,} linear maps) of "
+            f"`{recipe.model.init}`, and trains {trained:,} of these parameters.\n"
+        )
     return f"""---
 library_name: regard
 ---
@@ -423,7 +483,7 @@ library_name: regard
 
 {parameters:,} parameters, trained for {results["steps"]:,} steps in {results["seconds"] / 60:.1f} minutes by regard
 {__version__}, seed {recipe.train.seed}. The weights are those of step {best["step"]:,}.
-
+{adapter}
 | validation | |
 |---|---|
 {metrics}

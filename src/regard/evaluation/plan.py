@@ -16,6 +16,7 @@ from regard.data.batching import BatchSampler
 from regard.models.model import Network
 from regard.training.log import span
 from regard.training.memory import SHARE, Memory, Probe, first_epoch, largest_batch
+from regard.training.optimizers import trainable_parameters
 
 _SECONDS = 12.0  # spent on timed steps
 
@@ -25,6 +26,7 @@ class Estimate:
     """What training a recipe takes on this machine."""
 
     parameters: dict[str, int]  # per part; a shared weight counts for the first part that has it
+    trained: int  # of these, the parameters that are not frozen
     memory: Memory
     texts: int
     longest: int  # tokens of the longest sample, source and target
@@ -84,8 +86,11 @@ class Estimate:
         where = self.device if self.device != "cpu" else f"cpu, {self.threads} thread{'s' * (self.threads > 1)}"
         cut = f", in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
         after = f"; {self.validations:,} validations not counted" if self.validations else ""
+        total = sum(self.parameters.values())
+        share = [] if self.trained == total else [f"trained     {self.trained:,}, {self.trained / total:.2%} of them"]
         return "\n".join([
-            f"parameters  {sum(self.parameters.values()):,}: {parts}",
+            f"parameters  {total:,}: {parts}",
+            *share,
             f"memory      {holds}{self.activations}: "
             f"{amount(memory.total)} of {amount(memory.available)} available",
             f"text        {self.texts:,} texts, {about}{self.epoch_tokens:,} tokens per epoch",
@@ -120,8 +125,11 @@ def plan(recipe: Recipe, device: torch.device) -> Estimate:
         accumulate = probe.trainer.accumulate = parts or len(epoch.largest)
         speeds = probe.speeds(_SECONDS)
         change = remedies(setup, memory, parts) if memory.total > memory.available else ()
+    network = meta_network(setup)
+    trained = trainable_parameters(network, settings.groups, settings.layer_decay)
     return Estimate(
-        parameters=parameters(meta_network(setup)),
+        parameters=parameters(network),
+        trained=sum(one.parameter.numel() for one in trained),
         memory=memory,
         texts=len(setup.corpus),
         longest=int(sizes.max()),

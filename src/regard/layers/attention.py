@@ -118,7 +118,8 @@ class SelfAttentionLayer(Sublayer):
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
         """BTD -> queries, keys, values."""
-        if x.shape[1] < _LONG:
+        # An adapter belongs to the fused map.
+        if x.shape[1] < _LONG or any(True for _ in self.query_key_value.children()):
             fused: Tensor = self.query_key_value(x)
             parts: Sequence[Tensor] = fused.split(self.widths, dim=-1)
             return parts

@@ -45,6 +45,11 @@ class Step(nn.Module):
     `inputs` is what the cell reads besides the token: a context vector, or the hidden state of the cell below.
     """
 
+    direct_weights: ClassVar[tuple[str, ...]] = (
+        "inputs",
+        "hidden",
+    )  # multiplied with, not called: no adapter adds to them
+
     def __init__(self, gates: int, input_width: int, width: int, *, biased: bool = False) -> None:
         super().__init__()
         self.inputs = linear(input_width, gates * width, parts=gates, biased=False)

@@ -29,6 +29,7 @@ from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
 from regard.layers.join import Layers, PostNorm, PreNorm, Replace, TwinNorm
+from regard.layers.lora import Adapter
 from regard.layers.lsh.attention import LSHAttention
 from regard.layers.positions import Position, StackPosition, require_attached
 from regard.layers.record import Record
@@ -271,6 +272,7 @@ class Network(nn.Module):
         super().__init__()
         self.description, self.vocabulary = description, vocabulary
         self.source_vocabulary = source_vocabulary
+        self.adapters: tuple[Adapter, ...] = ()  # that were folded into its weights
         width = description.width
         self.embed = description.embed.build(width, vocabulary)
         self.encoder = description.encoder.build(width) if description.encoder else None

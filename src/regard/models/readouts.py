@@ -86,6 +86,8 @@ class Vocabulary(ReadoutFacts):
 
 
 class VocabularyReadout(Readout):
+    direct_weights: ClassVar[tuple[str, ...]] = ("lm_head",)  # the loss does not call it: no adapter adds to it
+
     def __init__(self, description: Vocabulary, width: int, vocabulary: int, table: nn.Embedding) -> None:
         super().__init__()
         if description.tied and table.num_embeddings != vocabulary:

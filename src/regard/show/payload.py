@@ -288,7 +288,8 @@ def model_summary(network: Network) -> str:
     if heads:
         facts.append(f"{' or '.join(map(str, heads))} head{'s' * (heads != [1])}")
     count = sum(weight.numel() for weight in network.parameters())
-    return ", ".join([*facts, f"{_rounded(count)} parameters"])
+    adapters = [f"with the adapter {adapter}" for adapter in network.adapters]
+    return ", ".join([*facts, f"{_rounded(count)} parameters", *adapters])
 
 
 def _rounded(count: int) -> str:

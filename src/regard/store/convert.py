@@ -33,11 +33,17 @@ _MOST_GROWTH = 6  # tensors share storage, and there are copies: memory for read
 _SPARE_MEMORY = 512 << 20
 
 
-def convert(source: Path, target: Path, to: Format, *, pickles: bool = False, parts: Sequence[type] = ()) -> Loaded:
-    """Read a model folder of any kind and write it in another format; an existing folder is never overwritten."""
+def convert(
+    source: Path, target: Path, to: Format, *, pickles: bool = False, parts: Sequence[type] = (),
+    adapters: Sequence[Path] = (),
+) -> Loaded:  # fmt: skip
+    """Read a model folder of any kind and write it in another format; an existing folder is never overwritten.
+
+    Adapters, and the base of a folder that is an adapter, are merged into one model.
+    """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InputError(f"{target} exists already. Name a folder that does not.")
-    loaded = read_source(source, pickles=pickles, parts=parts)
+    loaded = read_source(source, pickles=pickles, parts=parts, adapters=adapters)
     if to == "huggingface":
         write_huggingface(target, loaded)
     else:
@@ -45,13 +51,15 @@ def convert(source: Path, target: Path, to: Format, *, pickles: bool = False, pa
     return loaded
 
 
-def read_source(source: Path, *, pickles: bool = False, parts: Sequence[type] = ()) -> Loaded:
+def read_source(
+    source: Path, *, pickles: bool = False, parts: Sequence[type] = (), adapters: Sequence[Path] = ()
+) -> Loaded:
     """Read a model folder of any kind; one that has only pickles through a copy without them."""
     source = local_folder(source, pickles=pickles)
     with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
         safe = _unpickle(source, Path(temporary)) if pickles and _has_only_pickles(source) else source
         with _naming(source, safe):
-            return read_folder(safe, torch.device("cpu"), parts=parts)
+            return read_folder(safe, torch.device("cpu"), parts=parts, adapters=adapters)
 
 
 @contextmanager

@@ -14,8 +14,11 @@ from regard import messages
 from regard.data.tokenize.tokenizer import FIRST_TEXT, SECOND_TEXT, SpecialTokens, Tokenizer
 from regard.errors import DamagedFile, InputError
 from regard.extras import extra
+from regard.layers.lora import adapter_parts, changing_parameters
 from regard.models.model import Model, Network
 from regard.schema import UnknownKind, from_dict, to_dict
+from regard.store.adapters import BASE_DIGEST, AdapterFile, digest_of, fold, fold_trained, is_adapter, read_adapter
+from regard.store.adapters import CONFIG as ADAPTER_CONFIG
 from regard.store.elmo import is_elmo, load_elmo
 from regard.store.files import (
     ignore_write_point,
@@ -73,8 +76,8 @@ def local_folder(folder: Path, *, pickles: bool = False) -> Path:
 
 
 def unique_parameters(network: Network) -> dict[str, Tensor]:
-    """The parameters by name; tied ones once, under their first name."""
-    return dict(network.named_parameters())
+    """The parameters that a file holds, by name: all, or with adapters what is trained; tied ones under one name."""
+    return dict(changing_parameters(network))
 
 
 def write_description(
@@ -124,12 +127,111 @@ def write_weights(
     write_model_files(folder, {WEIGHTS: tensors_to_bytes(tensors)}, on_write_point)
 
 
-def read_folder(folder: Path, device: torch.device, *, parts: Sequence[type] = ()) -> Loaded:
-    """Load a model folder, ours or a published one; never runs code, never unpickles.
+def read_folder(
+    folder: Path, device: torch.device, *, parts: Sequence[type] = (), adapters: Sequence[Path] = (),
+    trained: Mapping[str, Tensor] | None = None,
+) -> Loaded:  # fmt: skip
+    """Load a model folder, ours or a published one, or an adapter with its base; never runs code, never unpickles.
 
     `parts` are description classes of the caller's own that the model may consist of: a folder never names code.
+    `adapters` are folded into the weights; `trained` are tensors of a checkpoint, in place of the folder's own.
     """
     folder = local_folder(folder)
+    if is_adapter(folder):
+        require_unchanged(folder)
+        own = read_adapter(folder)
+        loaded = _with_adapters(_read_base(own, parts), [own], parts, trained)
+    else:
+        loaded = _read_model(folder, torch.device("cpu") if adapters else device, parts)
+        if trained is not None:
+            load_parameters(loaded.network, trained)
+    if adapters:
+        loaded = _with_adapters(loaded, [read_adapter(adapter) for adapter in adapters], parts)
+    loaded.network.to(device)
+    return loaded
+
+
+def _read_base(adapter: AdapterFile, parts: Sequence[type]) -> Loaded:
+    """Load the model that an adapter names as its base."""
+    path = f"{adapter.folder}/{ADAPTER_CONFIG}"
+    if not adapter.base:
+        raise InputError(f'{path} names no base model. Name it: regard.load(BASE, adapters=["{adapter.folder}"]).')
+    found = next((place for place in (Path(adapter.base), adapter.folder / adapter.base) if place.is_dir()), None)
+    found = found or _downloaded(adapter.base)
+    if found is None:
+        raise InputError(
+            f"the base model of this adapter is {adapter.base}, and there is no such folder ({path}, "
+            f'base_model_name_or_path). Name it: regard.load(BASE, adapters=["{adapter.folder}"]).'
+        )
+    if is_adapter(found):
+        raise InputError(
+            f"{found} is an adapter itself ({path}). Merge it first: regard convert {found} MERGED --to regard."
+        )
+    return _read_model(found, torch.device("cpu"), parts)
+
+
+def _downloaded(name: str) -> Path | None:
+    """The folder of a model of the hub that was downloaded before; nothing is downloaded."""
+    if _HUB_NAME.fullmatch(name) is None or "/" not in name:
+        return None
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(str(snapshot_download(name, local_files_only=True)))
+    except Exception:  # it is not installed, or the model is not there
+        return None
+
+
+def _with_adapters(
+    loaded: Loaded, adapters: Sequence[AdapterFile], parts: Sequence[type], trained: Mapping[str, Tensor] | None = None
+) -> Loaded:
+    """The model with adapters folded into its weights; one of ours may bring a readout of its own."""
+    base, digest, replaced = loaded.config, "", dict[str, Path]()
+    for adapter in adapters:
+        for name in adapter.changes()[1]:
+            if name in replaced:
+                raise InputError(f"{replaced[name]} and {adapter.folder} both replace {name}. Load one of them.")
+            replaced[name] = adapter.folder
+        path = adapter.folder / "config.json"
+        config = read_json(path) if path.is_file() else {}
+        fresh: list[str] = []
+        if config.get("model_type") == "regard":
+            digest = digest or digest_of(loaded.network)
+            if config.get(BASE_DIGEST, digest) != digest:
+                raise DamagedFile(f"the base model is not the one that {adapter.folder} was trained on. Restore it: "
+                                  f"{adapter.base}.")  # fmt: skip
+            loaded, fresh = _with_description_of(adapter.folder, config, loaded, parts)
+        if trained is not None:
+            fold_trained(loaded.network, trained, adapter.scale(""))
+            loaded.network.adapters = (adapter.summary([name for name, *_ in adapter_parts(trained)]),)
+        else:
+            fold(loaded.network, adapter, base, fresh=fresh)
+    return loaded
+
+
+def _with_description_of(
+    folder: Path, config: dict[str, Any], base: Loaded, parts: Sequence[type]
+) -> tuple[Loaded, list[str]]:
+    """The network that an adapter's own config.json describes, with the base's weights; and the names that it lacks."""
+    description, vocabularies = _description_of(folder, config, parts)
+    network = build_network(description, vocabularies, f"{folder}/config.json")
+    network.adapters = base.network.adapters
+    known = dict(base.network.named_parameters())
+    fresh = []
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if name in known and known[name].shape == parameter.shape:
+                parameter.copy_(known[name])
+            else:
+                fresh.append(name)
+    if fresh and any(not name.startswith(("readout.", "auxiliary.", "mix.")) for name in fresh):
+        raise messages.CONFIG_AND_WEIGHTS(what=f"the base model lacks {fresh[0]}", folder=folder)
+    generation_config = read_own_generation_config(folder, network)
+    return Loaded(network.eval(), _checked_tokenizers(folder, vocabularies), config, generation_config), fresh
+
+
+def _read_model(folder: Path, device: torch.device, parts: Sequence[type]) -> Loaded:
+    """Load a folder with a whole model."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a model folder. Name the folder with its config.json and weights.")
     if not folder.is_dir():

@@ -14,6 +14,7 @@ from torch import Tensor
 from regard import messages
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.errors import DamagedFile, InputError
+from regard.layers.lora import changing_parameters
 from regard.models.device import available
 from regard.models.model import Model, Network
 
@@ -102,7 +103,7 @@ def build_network(model: Model, vocabularies: Vocabularies, where: str) -> Netwo
 
 
 def load_parameters(network: Network, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into the parameters of the same names."""
+    """Copy tensors into the parameters of the same names; with adapters, into those that are trained."""
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
+        for name, parameter in changing_parameters(network).items():
             parameter.copy_(tensors[name])

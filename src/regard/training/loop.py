@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,6 +46,7 @@ class Job:
     resume_facts: dict[str, Any]  # must be equal when the run resumes
     card: Callable[[dict[str, Any]], str]  # README.md from the run's results
     start: Checkpoint | None = None  # to resume from
+    write: Callable[[Path, Mapping[str, Tensor], Callable[[str], None]], None] = write_weights  # the best weights
     changed: tuple[str, ...] = ()  # "train", "valid": splits with other text than the checkpoint's
 
 
@@ -230,7 +231,7 @@ class Run:
         """Write model.safetensors; if the disk is full, the next checkpoint tries again."""
         self.unwritten = None
         try:
-            write_weights(self.folder, weights, self.on_write_point)
+            self.job.write(self.folder, weights, self.on_write_point)
         except DiskTrouble as error:
             self.unwritten = cloned(weights)
             self.watcher.note(f"warning: {error} Training continues and tries again.")
@@ -265,7 +266,7 @@ class Run:
             if self.best is None and not self.finished:
                 self.unwritten = tensors.get("ema", tensors["model"])
             if self.unwritten is not None:
-                write_weights(self.folder, self.unwritten, self.on_write_point)
+                self.job.write(self.folder, self.unwritten, self.on_write_point)
                 self.unwritten = None
             for step, state, groups in (*self.unsaved, now):
                 saved = save_checkpoint(folder, step, state=state, tensors=groups, on_write_point=self.on_write_point)

@@ -126,12 +126,13 @@ def first_epoch(batches: BatchSampler) -> Epoch:
 def static_memory(network: Network, settings: Training, device: torch.device, processes: int = 1) -> Memory:
     """The memory of training without activations, reckoned from a network on the meta device: nothing is allocated."""
     trained = trainable_parameters(network, settings.groups, settings.layer_decay)
-    weights, bytes_each = nbytes(unique_parameters(network).values()), 4
+    weights, bytes_each = nbytes(network.parameters()), 4
+    changing = nbytes(unique_parameters(network).values())
     shards = processes if settings.parallel == "shard" else 1
     return Memory(
         weights=weights, gradients=nbytes(one.parameter for one in trained) // shards,
         optimizer=bytes_each * settings.optimizer.state_size(trained) // shards,
-        ema=weights // shards if settings.ema is not None else 0, activations=0, measured=False,
+        ema=changing // shards if settings.ema is not None else 0, activations=0, measured=False,
         available=available(device),
     )  # fmt: skip
 
@@ -152,9 +153,9 @@ class Probe:
         """The memory of a step; a larger part runs only if smaller ones predict that it fits into a share of memory."""
         trainer = self.trainer
         gradients = [parameter.grad for parameter in trainer.network.parameters() if parameter.grad is not None]
-        weights, state = unique_parameters(trainer.network), trainer.optimizer.tensors()
+        weights, state = trainer.network.parameters(), trainer.optimizer.tensors()
         static = Memory(
-            nbytes(weights.values()), nbytes(gradients), nbytes(state.values()), nbytes((trainer.ema or {}).values()),
+            nbytes(weights), nbytes(gradients), nbytes(state.values()), nbytes((trainer.ema or {}).values()),
             activations=0, measured=True, available=self.room,
         )  # fmt: skip
         # An eighth, a half, all of the samples: smaller parts are computed in another way (`layers/linear.py`).

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.errors import InputError, suggest
+from regard.layers.lora import changing_parameters
 from regard.models.model import Network
 
 
@@ -46,7 +47,7 @@ def trainable_parameters(network: Network, groups: Sequence[Group] = (), layer_d
 
     The learning rate is multiplied by `layer_decay` for each layer above a parameter.
     """
-    named = dict(network.named_parameters())
+    named = dict(changing_parameters(network))
     chosen = {name: next((g for g in groups if fnmatchcase(name, g.match)), Group("*")) for name in named}
     _require_use(groups, chosen)
     if not any(group.lr_scale for group in chosen.values()):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from regard.errors import InputError
+from regard.layers.lora import LoRA
 from regard.models.device import Precision
 from regard.training.optimizers import AdamW, Group, InverseSquareRoot, Optimizer, Schedule
 from regard.training.scheduled_sampling import ScheduledSampling
@@ -30,6 +31,7 @@ class Training:
     schedule: Schedule = field(default_factory=InverseSquareRoot)
     label_smoothing: float = 0.1
     scheduled_sampling: ScheduledSampling | None = None
+    lora: LoRA | None = None  # train adapters of low rank beside a pretrained model's linear maps, and freeze the rest
     clip: float = 1.0  # gradient clipping: the largest norm
     ema: float | None = None  # decay of the weights' exponential moving average, which is validated and kept instead
     average: int = 1  # checkpoint averaging: the last ones are averaged at the end, and kept if they validate better
@@ -67,6 +69,11 @@ class Training:
             raise InputError('this optimizer needs whole weights (train.parallel). Use parallel = "replicate".')
         if self.parallel == "shard" and self.scheduled_sampling is not None:
             raise InputError('scheduled_sampling needs whole weights (train.parallel). Use parallel = "replicate".')
+        if self.parallel == "shard" and self.lora is not None:
+            raise InputError('lora needs whole weights (train.parallel). Use parallel = "replicate".')
+        if self.lora is not None and not all(group.lr_scale for group in self.groups):
+            raise InputError("lora freezes all but its adapters and a new readout (train.groups). Leave out the group "
+                             "whose lr_scale is 0.")  # fmt: skip
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"ema must lie between 0 and 1, got {self.ema} (train.ema).")
         if not 0 < self.learning_rate < math.inf or self.clip <= 0:

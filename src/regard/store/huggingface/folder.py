@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -47,7 +47,7 @@ from regard.store.huggingface.tokenizers import (
     read_huggingface_tokenizers,
     write_huggingface_tokenizers,
 )
-from regard.store.huggingface.weights import Match, Shapes, check_names_and_shapes, match_rows, require_equal
+from regard.store.huggingface.weights import Match, Shapes, check_names_and_shapes, match_rows, require_equal, row
 from regard.store.loading import (
     INDEX,
     MAX_TEXT_LENGTH,
@@ -67,6 +67,9 @@ from regard.version import __version__
 FAMILIES = (
     GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER, ELECTRA, ALBERT, BART, MBART, M2M100, LLAMA, MISTRAL, QWEN2,
 )  # fmt: skip
+Names = Callable[[str], str]
+"""From the name of a tensor in a weight table to that in a file."""
+
 _ONLY_BERT = {"hidden_size", "intermediate_size", "type_vocab_size"}
 _PUBLISHED_KINDS = {"self_attention", "lsh_attention", "cross_attention", "feed_forward"}
 _TRAINING_ONLY = {"dropout", "init_std", "weight", "temperature", "slice_length"}  # fields that change no output
@@ -120,6 +123,25 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
     if network.shape == "encoder-decoder":
         generation_config = with_target_language(folder, generation_config, tokenizers[1] or tokenizers[0])
     return Loaded(network.to(device).eval(), tokenizers, config, generation_config)
+
+
+def published_names(network: Network, config: Mapping[str, Any], folder: Path) -> tuple[list[Match], Names]:
+    """How the parameters of a network are stored in its family's files, and the full names of those tensors.
+
+    The network may have another readout than `config`, that of its pretrained model; a readout that the family does not
+    have keeps our names.
+    """
+    family = _family(config, folder)
+    published = PublishedModel(network.description, network.vocabulary, network.source_vocabulary)
+    try:
+        architecture = str(family.to_config(published)["architectures"][0])
+    except (TypeError, ValueError, KeyError, IndexError):
+        architecture = str(family.own_name((config.get("architectures") or [family.architectures[0]])[0]))
+    ours = [name for name, _ in network.named_parameters()]
+    matches = match_rows(family.rows(published), ours)
+    known = {name for match in matches for name in match.theirs}
+    own = [Match(row(name, name), name, (name,)) for name in ours if name not in {match.ours for match in matches}]
+    return [*matches, *own], lambda name: family.with_prefix(name, architecture) if name in known else name
 
 
 def write_huggingface(folder: Path, loaded: Loaded) -> Path:

@@ -69,6 +69,7 @@ CLASSES = {
     "T5Tokenizer": TokenizerClass(SENTENCEPIECE, "A eos", "A eos B eos"),
     "MarianTokenizer": TokenizerClass(SENTENCEPIECE, "A eos", "A B eos"),
     "GPT2Tokenizer": TokenizerClass(dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")),
+    "Qwen2Tokenizer": TokenizerClass(dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")),
     "ReformerTokenizer": TokenizerClass({"eos_token": "</s>", "unk_token": "<unk>"}),
 }
 CLASSES |= {"ElectraTokenizer": CLASSES["BertTokenizer"], "BartTokenizer": CLASSES["RobertaTokenizer"]}
@@ -78,7 +79,7 @@ _BY_MODEL_TYPE = {
     "xlm-roberta": "XLMRobertaTokenizer", "camembert": "CamembertTokenizer", "t5": "T5Tokenizer", "mt5": "T5Tokenizer",
     "marian": "MarianTokenizer", "gpt2": "GPT2Tokenizer", "reformer": "ReformerTokenizer",
     "electra": "BertTokenizer", "albert": "AlbertTokenizer", "bart": "RobertaTokenizer", "mbart": "MBartTokenizer",
-    "m2m_100": "M2M100Tokenizer",
+    "m2m_100": "M2M100Tokenizer", "qwen2": "Qwen2Tokenizer",
 }  # fmt: skip
 
 

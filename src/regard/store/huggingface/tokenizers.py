@@ -57,6 +57,12 @@ _SPECIALS = ("<unk>", "</s>", "<pad>")  # in every vocab.json of Marian
 _BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
 _REPLACEMENT = "\ufffe"  # replaces LOOKUP_ONLY in texts, so that no text contains it
 
+# How Qwen2 cuts a text before its merges apply: each digit alone, and a word with the sign before it.
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder holds any tokenizer file."""
@@ -89,8 +95,13 @@ def read_huggingface_tokenizers(folder: Path, *, start: int | None = None, end: 
     if {"vocab.json", "merges.txt"} <= files:
         library = _build(folder, "merges.txt", lambda: _byte_level_bpe(folder, settings))
         default = "GPT2Tokenizer" if library.token_to_id("<s>") is None else "RobertaTokenizer"
-        if tokenizer_class(folder, settings, default) is CLASSES["RobertaTokenizer"]:
+        of_class = tokenizer_class(folder, settings, default)
+        if of_class is CLASSES["RobertaTokenizer"]:
             library.post_processor = trimmed_offsets(settings)
+        if of_class is CLASSES["Qwen2Tokenizer"]:
+            split = pre_tokenizers.Split(tokenizers.Regex(_QWEN2), "isolated")
+            library.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level(settings, use_regex=False)])
+            library.normalizer = normalizers.NFC()
         return _finish(library, folder, settings, default, start, end), None
     if "vocab.txt" in files:
         if not tokenizer_class(folder, settings, "BertTokenizer").names.items() <= BERT_NAMES.items():
@@ -198,9 +209,15 @@ def _byte_level_bpe(folder: Path, settings: Mapping[str, Any]) -> tokenizers.Tok
     merges = [(first, last) for first, _, last in halves]
     vocabulary = read_json(folder / "vocab.json")
     library = tokenizers.Tokenizer(models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix=""))
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=settings.get("add_prefix_space", False))
+    library.pre_tokenizer = byte_level(settings)
     library.decoder = decoders.ByteLevel()
     return library
+
+
+def byte_level(settings: Mapping[str, Any], *, use_regex: bool = True) -> pre_tokenizers.PreTokenizer:
+    """Bytes as characters; before it, GPT-2's rules cut a text into words, unless others do."""
+    prefix_space = settings.get("add_prefix_space", False) is True
+    return pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=use_regex)
 
 
 def _sentencepiece(found: _SentencePieceModel, settings: Mapping[str, Any]) -> tokenizers.Tokenizer:
