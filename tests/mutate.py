@@ -115,7 +115,7 @@ GUARDS = [
     Guard("pickles", "store/loading.py",
           "raise messages.PICKLE(path=folder / name, folder=folder)", "return",
           "tests/store/test_huggingface_folder.py::test_a_pickle_is_never_opened"),
-    Guard("pickles of plain tensors", "store/convert.py",
+    Guard("pickles of plain tensors", "store/unpickle.py",
           "weights_only=True", "weights_only=False",
           "tests/store/test_huggingface_folder.py::"
           "test_a_pickle_of_tensors_is_converted_when_allowed_and_a_harmful_one_does_nothing"),

@@ -110,7 +110,7 @@ def test_only_lines_that_say_why_are_not_run():
     }
     for line in [line for lines in unrun.values() for line in lines]:
         assert UNRUN.search(line.partition(" # ")[2]), f"the reason is not a comment that readers see: {line}"
-    assert sum(map(len, unrun.values())) <= 16, unrun
+    assert sum(map(len, unrun.values())) <= 19, unrun
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -11,6 +11,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("pyarrow", "zstandard"),
     "demo": ("babel", "matplotlib"),
     "elmo": ("h5py",),
+    "convert": ("yaml",),
     "hub": ("huggingface_hub",),
     "music": ("mido",),
     "onnx": ("onnx", "onnxruntime"),

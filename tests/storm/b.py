@@ -131,7 +131,7 @@ def hostile_pickles(count: int, seed: int, folder: Path) -> Outcome:
 
 def allowed(event: str, verb: str) -> bool:
     """Whether an event is no code, or ours: the process that reads a pickle of plain tensors."""
-    ours = "regard.store.convert" in event and verb == "convert a pickle"
+    ours = "regard.store.unpickle" in event and verb == "convert a pickle"
     return ours or not event.startswith(("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess"))
 
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import typer
 
-from regard.cli import bench, evaluate, generate, lab, serve, show, train, translate
+from regard.cli import bench, convert, evaluate, generate, lab, serve, show, train, translate
 from regard.errors import Note, RegardError, printable
 from regard.version import __version__
 
@@ -29,7 +29,7 @@ app = typer.Typer(
 for _command in (
     train.train, train.init, train.plan, translate.translate, generate.generate, translate.fill, translate.embed,
     translate.classify, translate.score, show.show, serve.serve, evaluate.evaluate, evaluate.compare, evaluate.check,
-    lab.lab, train.convert, bench.bench,
+    lab.lab, convert.convert, bench.bench,
 ):  # fmt: skip
     app.command()(_command)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
-import subprocess
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,23 +11,19 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from regard.errors import DamagedFile, InputError, Note, RegardError
-from regard.models.device import own_memory
 from regard.store.files import read_json
 from regard.store.folder import local_folder, read_folder, unique_parameters, write_description, write_weights
 from regard.store.generation_config import to_regard
 from regard.store.huggingface.folder import write_huggingface
 from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, is_inside
+from regard.store.orphans.folder import find_orphan, read_orphan
+from regard.store.unpickle import unpickle
 
 Format = Literal["huggingface", "regard"]
 
 _PICKLE, _PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
-_TIMEOUT = 3600  # seconds for reading a pickle
-_MOST_GROWTH = 6  # tensors share storage, and there are copies: memory for reading a pickle, per byte of it
-_SPARE_MEMORY = 512 << 20
 
 
 def convert(
@@ -56,6 +49,8 @@ def read_source(
 ) -> Loaded:
     """Read a model folder of any kind; one that has only pickles through a copy without them."""
     source = local_folder(source, pickles=pickles)
+    if (checkpoint := find_orphan(source)) is not None:
+        return read_orphan(checkpoint, pickles=pickles)
     with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
         safe = _unpickle(source, Path(temporary)) if pickles and _has_only_pickles(source) else source
         with _naming(source, safe):
@@ -110,40 +105,5 @@ def _unpickle(folder: Path, temporary: Path) -> Path:
         names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
         if not all(isinstance(name, str) and is_inside(folder, name) for name in names):
             raise DamagedFile(f"{folder / _PICKLE_INDEX} names a file outside the model folder; refused.")
-    paths = [str(folder / name) for name in sorted(names)]
-    command = [sys.executable, "-m", "regard.store.convert", str(temporary / WEIGHTS), *paths]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, check=False)
-    except subprocess.TimeoutExpired:
-        raise DamagedFile(f"{paths[0]} takes too long to read. Download it again from a maker you trust.") from None
-    if done.returncode:
-        lines = [line for line in done.stderr.decode(errors="replace").splitlines() if line.strip()]
-        why = next((line for line in reversed(lines) if "Error" in line), "it cannot be read")[:200]
-        raise DamagedFile(f"{paths[0]} is not a pickle of plain tensors: {why}. Download it again.")
+    unpickle([folder / name for name in sorted(names)], temporary / WEIGHTS)
     return temporary
-
-
-def _write_safetensors(target: str, *sources: str) -> None:
-    """In a process of its own: read pickles of plain tensors, write one safetensors file; nothing else is allowed."""
-    tensors: dict[str, Tensor] = {}
-    most = _MOST_GROWTH * sum(Path(source).stat().st_size for source in sources)
-    resource.setrlimit(resource.RLIMIT_AS, (own_memory("VmSize") + most + _SPARE_MEMORY,) * 2)
-    try:
-        for source in sources:
-            state = torch.load(source, map_location="cpu", weights_only=True)
-            state = state.get("state_dict", state) if isinstance(state, dict) else {}
-            tensors |= {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
-        if not tensors:
-            raise ValueError("it holds no tensors by name")
-        if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > most:
-            raise MemoryError
-        copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
-        save_file(copies, Path(target), metadata={"format": "pt"})
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            raise ValueError("it unpacks to far more than its own size") from None
-        raise
-
-
-if __name__ == "__main__":
-    _write_safetensors(*sys.argv[1:])

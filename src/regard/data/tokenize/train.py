@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import tokenizers
-from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from regard import messages
 from regard.data.read.cache import Cache
@@ -129,6 +130,34 @@ class Unigram:
 
 
 @dataclass(frozen=True)
+class SentencePiece:
+    """A unigram model over characters, as SentencePiece's: other programs read it. Rare characters are unknown."""
+
+    size: int = 8_000
+    joint: bool = True
+    sentinels: int = 0
+    kind: ClassVar[str] = "sentencepiece"
+
+    def __post_init__(self) -> None:
+        _require_room(self.size, len(SPECIALS) + 1)
+
+    def train(self, texts: Sequence[str]) -> Tokenizer:
+        """Every character, and the most probable pieces; a space is "▁" at the start of a piece."""
+        library = _sentencepiece(models.Unigram())
+        first = sorted({"▁", *(one for one in _characters(texts) if not one.isspace())})
+        _require_room(self.size, len(SPECIALS) + len(first) + 1)
+        trainer = trainers.UnigramTrainer(
+            vocab_size=self.size, unk_token=SPECIALS[UNK], special_tokens=list(SPECIALS), initial_alphabet=first,
+            show_progress=False,
+        )  # fmt: skip
+        pieces = [
+            (text, score) for text, score in json.loads(_train(library, trainer, texts).to_str())["model"]["vocab"]
+        ]
+        finished = _with_specials(_sentencepiece(models.Unigram(_canonical(pieces), UNK)))
+        return _with_sentinels(_require_size(finished, self.size), self.sentinels)
+
+
+@dataclass(frozen=True)
 class WordPiece:
     """WordPiece (BERT): signs are words of their own, ## continues a word, and the spacing of words is lost."""
 
@@ -170,7 +199,7 @@ class Saved:
         return _with_sentinels(tokenizer, self.sentinels)
 
 
-TokenizerKind = Character | Byte | Word | BPE | Unigram | WordPiece | Saved
+TokenizerKind = Character | Byte | Word | BPE | Unigram | SentencePiece | WordPiece | Saved
 
 
 def train_tokenizers(
@@ -235,6 +264,16 @@ def _byte_level(model: models.Model, split_digits: bool) -> tokenizers.Tokenizer
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(model: models.Unigram) -> tokenizers.Tokenizer:
+    """A tokenizer of this model that joins runs of spaces, and puts one before the text."""
+    tokenizer = tokenizers.Tokenizer(model)
+    spaces = normalizers.Replace(Regex(r"[ \t\n\r]+"), " "), normalizers.Replace(Regex("^ | $"), "")
+    tokenizer.normalizer = normalizers.Sequence(list(spaces))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "always", split=True)
+    tokenizer.decoder = decoders.Metaspace("▁", "always")
     return tokenizer
 
 

@@ -499,6 +499,42 @@ def _marian_tokenizer(path: Path, ids: Mapping[str, int], more: Collection[str] 
     return tokenizer
 
 
+def numbered_sentencepiece(
+    path: Path, ids: Mapping[str, int], special: Collection[str], unknown: str
+) -> tokenizers.Tokenizer:
+    """The pieces of a unigram or BPE model with the ids of a vocabulary; pieces without one come last, beyond it."""
+    found = _read_sentencepiece(path, _BPE)
+    typed = zip(found.pieces, found.types)
+    own = {text: score for (text, score), piece_type in typed if piece_type not in (_CONTROL, _UNKNOWN)}
+    first: list[normalizers.Normalizer] = [normalizers.Replace(LOOKUP_ONLY, _REPLACEMENT)]
+    if found.bpe:
+        all_ids = {**ids, **{text: len(ids) + n for n, text in enumerate(text for text in own if text not in ids)}}
+        by_score = sorted(((score, text) for text, score in own.items() if len(text) > 1), reverse=True)
+        splits = [(text[:cut], text[cut:]) for _, text in by_score for cut in range(1, len(text))]
+        merges = [pair for pair in splits if pair[0] in own and pair[1] in own]
+        model: models.Model = models.BPE(
+            all_ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=found.falls_back_to_bytes
+        )
+    else:
+        lowest = min(own.values(), default=0.0)
+        names = [
+            text if text in own or text in special else LOOKUP_ONLY + text for text in sorted(ids, key=ids.__getitem__)
+        ]
+        pieces = [(text, own.get(text, lowest)) for text in names]
+        beyond = [(text, score) for text, score in own.items() if text not in ids]
+        model = models.Unigram([*pieces, *beyond], ids[unknown], found.falls_back_to_bytes)
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.normalizer = _normalizer(found, first)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(_SPACE, "always", split=False)
+    tokenizer.decoder = _decoder(found, [decoders.Replace(LOOKUP_ONLY, "")])
+    return tokenizer
+
+
+def sentencepiece_pieces(path: Path) -> list[str]:
+    """The pieces of a SentencePiece model, in the order of their ids."""
+    return [text for text, _ in _read_sentencepiece(path, _BPE).pieces]
+
+
 def _is_added(text: str) -> bool:
     """Whether a token is no piece of text: a special token, or the code of a language."""
     return text in _SPECIALS or (text.startswith(">>") and text.endswith("<<"))
