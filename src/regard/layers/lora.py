@@ -116,8 +116,8 @@ def add_adapters(network: nn.Module, description: LoRA, trained: Collection[str]
 
 def _add(linear: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
     """Add the adapter's output to that of its linear map."""
-    adapter: LoRALayer = linear.get_submodule(_CHILD)  # type: ignore[assignment]
-    return output + adapter(inputs[0])
+    added: Tensor = linear.get_submodule(_CHILD)(inputs[0])
+    return output + added
 
 
 def adapted_maps(network: nn.Module) -> dict[str, LoRALayer]:

@@ -200,7 +200,8 @@ def fold_trained(network: Network, tensors: Mapping[str, Tensor], scale: float) 
     parameters = dict(network.named_parameters())
     with torch.no_grad():
         for name, A, B in adapter_parts(tensors):
-            parameters[f"{name}.weight"] += scale * (B @ A).to(parameters[f"{name}.weight"])
+            weight = parameters[f"{name}.weight"]
+            weight.add_(scale * (B @ A).to(weight))
         for name, tensor in whole_parts(tensors).items():
             parameters[name].copy_(tensor)
 
@@ -210,7 +211,7 @@ def digest_of(network: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in network.named_parameters():
         digest.update(name.encode())
-        digest.update(parameter.detach().cpu().contiguous().numpy())
+        digest.update(parameter.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
