@@ -36,12 +36,13 @@ from regard.decode.terms import Constraints
 from regard.decode.terms import Glossary as Glossary
 from regard.decode.text_generator import TextGenerator, shown_progress
 from regard.decode.text_generator import ensemble as ensemble
-from regard.engines.folder import Engine, find_converted
+from regard.engines.folder import CONVERTED_PRECISION, Engine, find_converted
 from regard.engines.model import ConvertedModel
 from regard.engines.open import open_converted
 from regard.errors import DamagedFile, InputError
 from regard.layers.lora import Adapter
-from regard.models.device import choose_device
+from regard.layers.packed import InferencePrecision
+from regard.models.device import choose_device, set_precision
 from regard.models.model import Model, Network, Shape
 from regard.progress import waiting
 from regard.schema import classes_of, require_parts
@@ -57,7 +58,7 @@ from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded
 
 def load(
     folder: str | Path, *, device: str = "auto", step: int | None = None, parts: Sequence[type] = (),
-    engine: Engine = "auto", adapters: Sequence[str | Path] = (),
+    engine: Engine = "auto", precision: InferencePrecision = "float32", adapters: Sequence[str | Path] = (),
 ) -> LoadedModel:  # fmt: skip
     """Load a model from its folder, or from a checkpoint of its run; never runs code, never unpickles.
 
@@ -66,14 +67,21 @@ def load(
 
     `parts` are the caller's own description classes (layers, scores, positions, ...) that the model is made of.
     `engine` answers what it can: "torch", "ctranslate2", or "auto", a converted model that is proven for these weights.
+    `precision` is that of linear maps in torch: "float32", "bfloat16" or "int8"; with another than float32, "auto" is
+    torch.
     """
     if isinstance(adapters, str):
         raise InputError(f'adapters takes a list: adapters=["{adapters}"] (adapters).')
+    if precision != "float32":
+        if engine == "ctranslate2":
+            raise InputError(CONVERTED_PRECISION)
+        engine = "torch"
     trained = None if step is None else checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model")
     loaded = read_folder(
         Path(folder), choose_device(device), parts=require_parts(parts), adapters=[Path(one) for one in adapters],
         trained=trained,
     )  # fmt: skip
+    set_precision(loaded.network, precision)
     model = LoadedModel(loaded)
     model.calibration = read_calibration(Path(folder)) if step is None else None
     found = (

@@ -46,6 +46,14 @@ def test_advice_names_commands_and_how_much_they_give():
     assert "Many lines at once are 2.0 x" in found
 
 
+def test_advice_names_a_precision_of_torch_that_pays():
+    task, int8 = Task("embed"), Setting("torch", "int8", 2)
+    found = sentences([speed(task, TORCH_2, 10.0), speed(task, TORCH_1, 9.2), speed(task, int8, 15.0, 8)], {})
+    assert found == (
+        "torch in int8 is 1.5 x as fast (8 of 10 answers are those of torch in float32): --precision int8."
+    )
+
+
 def test_advice_is_silent_about_what_does_not_pay():
     task = Task("embed")
     found = sentences([speed(task, TORCH_2, 10.0), speed(task, TORCH_1, 9.2)], {})

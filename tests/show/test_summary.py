@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from regard.show.summary import PooledTiles, head_statistics, merge_words, pool_columns, rollout, top_keys
+from regard.show.summary import PooledTiles, head_statistics, merge_words, rollout, top_keys
 
 
 def random_weights(*shape: int) -> torch.Tensor:
@@ -56,7 +56,31 @@ def test_tiles_hold_the_maximum_however_the_blocks_are_cut(queries: int, keys: i
     for first in range(0, queries, 3):
         tiles.add(first, weights[first : first + 3])
     assert torch.equal(tiles.weights, expected)
-    assert torch.equal(pool_columns(weights, keys), weights)
+
+
+def test_tiles_of_blocks_that_end_before_later_keys_of_weight_zero():
+    weights = random_weights(12, 12).tril()
+    tiles, narrow = PooledTiles(12, 12, 5), PooledTiles(12, 12, 5)
+    for first in range(0, 12, 4):
+        tiles.add(first, weights[first : first + 4])
+        narrow.add(first, weights[first : first + 4, : first + 4])
+    assert torch.equal(narrow.weights, tiles.weights)
+
+
+def test_statistics_of_blocks_are_those_of_the_definition():
+    weights = random_weights(2, 6, 40)
+    for first in (0, 17, 34, 60):
+        distances = (torch.arange(first, first + 6)[:, None] - torch.arange(40)).abs()
+        _, distance, _ = head_statistics(weights, first)
+        torch.testing.assert_close(distance, (weights * distances).sum((-1, -2)))
+
+
+def test_top_keys_of_long_rows_are_those_of_a_full_sort():
+    weights = random_weights(3, 1001)
+    keys, most = top_keys(weights, 7)
+    assert torch.equal(most, weights.sort(dim=-1, descending=True).values[:, :7])
+    assert torch.equal(weights.gather(1, keys), most)
+    assert top_keys(torch.zeros(2, 1001), 7)[0].eq(-1).all()
 
 
 def test_top_keys_are_sorted_by_weight_and_minus_one_at_weight_zero():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from regard.cli.options import own_parts, progress, require_output, use_threads
+from regard.cli.options import load_model, own_parts, progress, require_output, require_torch, use_threads
 from regard.decode.confidence import Confidence
 from regard.decode.requests import GeneratedText
 from regard.errors import InputError, Note
@@ -78,12 +78,14 @@ def sure(
 
 
 def load_for_documents(
-    folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str
+    folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str, precision: str | None = None
 ) -> LoadedModel:
     """Load a model with torch, whose attention carries tags over; a converted one, if there is one, translates."""
     from regard.api import load
 
     use_threads(threads)
+    if precision is not None and require_torch(engine):
+        return load_model(folder, device, threads, parts, precision)
     return load(folder, device=device, parts=own_parts(parts), engine=engine)  # type: ignore[arg-type]  # checked there
 
 

@@ -16,6 +16,7 @@ from regard.cli.options import (
     EngineOption,
     ModelFolder,
     Parts,
+    Precision,
     Threads,
     input_lines,
     load_converted,
@@ -78,6 +79,7 @@ def generate(
     out: Annotated[Path | None, typer.Option(help="Write to this file: MIDI if it ends in .mid, else text.")] = None,
     parts: Parts = None,
     engine: EngineOption = "auto",
+    precision: Precision = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -116,10 +118,10 @@ def generate(
     constraints = steering.constraints([{"text": prompt}], 0)
     if stream:
         refuse_engine(engine, "does not stream")
-        in_torch = load_model(model, device, threads, parts)
+        in_torch = load_model(model, device, threads, parts, precision)
         _stream_continuation(in_torch, prompt, options.with_tokens_of(in_torch.defaults()), constraints)
         return
-    loaded = load_converted("generate", model, device, threads, parts, engine)
+    loaded = load_converted("generate", model, device, threads, parts, engine, precision)
     options = options.with_tokens_of(loaded.defaults())
     (found, *_), *_ = loaded.continuations([prompt], options, constraints=constraints)
     text = require_possible(found, "the text").text

@@ -28,6 +28,10 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 EngineOption = Annotated[
     str, typer.Option("--engine", help="torch, ctranslate2, or auto: a converted model that is proven, else torch.")
 ]
+Precision = Annotated[
+    str | None,
+    typer.Option("--precision", help="Of linear maps in torch: float32, bfloat16 or int8.", show_default="float32"),
+]
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1, show_default="all")]
 Parts = Annotated[
     list[Path] | None,
@@ -56,20 +60,26 @@ def limit_threads(threads: int) -> int:
     return cpus
 
 
-def load_model(folder: Path, device: str, threads: int | None, parts: list[Path] | None = None) -> LoadedModel:
+def load_model(
+    folder: Path, device: str, threads: int | None, parts: list[Path] | None = None, precision: str | None = None
+) -> LoadedModel:
     """Load a model folder onto a device."""
     from regard.api import load
 
     use_threads(threads)
-    return load(folder, device=device, parts=own_parts(parts), engine="torch")
+    chosen: Any = precision or "float32"
+    return load(folder, device=device, parts=own_parts(parts), engine="torch", precision=chosen)
 
 
 def load_converted(
-    verb: str, folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str
-) -> LoadedModel | ConvertedModel:
+    verb: str, folder: Path, device: str, threads: int | None, parts: list[Path] | None, engine: str,
+    precision: str | None = None,
+) -> LoadedModel | ConvertedModel:  # fmt: skip
     """Load a model for a command: converted, where the engine is asked for or proven, else in torch."""
     from regard.engines.folder import find_converted
 
+    if precision is not None and require_torch(engine):
+        return load_model(folder, device, threads, parts, precision)
     if device not in ("auto", "cpu"):
         refuse_engine(engine, f"runs on the CPU here, not on {device} (--device)")
         return load_model(folder, device, threads, parts)
@@ -87,6 +97,15 @@ def refuse_engine(engine: str, why: str) -> None:
     """Refuse an engine that was asked for by name, where only torch will do."""
     if engine not in ("auto", "torch"):
         raise InputError(f"{engine} {why} (--engine). Leave out --engine.")
+
+
+def require_torch(engine: str) -> bool:
+    """True, or an error if another engine is asked for, where only torch can do it."""
+    from regard.engines.folder import CONVERTED_PRECISION
+
+    if engine == "ctranslate2":
+        raise InputError(CONVERTED_PRECISION)
+    return True
 
 
 def _has_gpu() -> bool:

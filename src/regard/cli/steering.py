@@ -154,6 +154,7 @@ def _terms(row: Row, key: str, number: int) -> tuple[str, ...]:
 def load_writer(
     models: Sequence[Path], device: str, threads: int | None, parts: list[Path] | None, engine: str, *,
     weights: str | None = None, fusion: Path | None = None, fusion_weight: float | None = None, alone: bool = False,
+    precision: str | None = None,
 ) -> LoadedModel | ConvertedModel | TextGenerator:  # fmt: skip
     """One model, several as an ensemble, or one fused with a language model; `alone`: one in torch."""
     if fusion is None:
@@ -163,8 +164,8 @@ def load_writer(
         if fusion is None:
             if alone:
                 refuse_engine(engine, "finds no alternatives and does not stream")
-                return load_model(models[0], device, threads, parts)
-            return load_converted("translate", models[0], device, threads, parts, engine)
+                return load_model(models[0], device, threads, parts, precision)
+            return load_converted("translate", models[0], device, threads, parts, engine, precision)
     refuse_engine(engine, "runs one model alone")
     for path in models[1:]:
         if not path.exists() and not str(path).startswith("hf:"):
@@ -172,11 +173,12 @@ def load_writer(
                              f'echo "TEXT" | regard translate {models[0]}, or < FILE.')  # fmt: skip
     from regard.decode.text_generator import ensemble
 
-    loaded: list[TextGenerator] = [load_model(path, device, threads, parts) for path in models]
+    loaded: list[TextGenerator] = [load_model(path, device, threads, parts, precision) for path in models]
     together = loaded[0] if len(loaded) == 1 else ensemble(loaded, _numbers(weights, len(loaded)))
     if fusion is None:
         return together
-    return together.fuse(load_model(fusion, device, threads, parts), 0.2 if fusion_weight is None else fusion_weight)
+    other = load_model(fusion, device, threads, parts, precision)
+    return together.fuse(other, 0.2 if fusion_weight is None else fusion_weight)
 
 
 def _numbers(text: str | None, count: int) -> list[float] | None:

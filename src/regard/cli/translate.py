@@ -23,6 +23,7 @@ from regard.cli.options import (
     EngineOption,
     ModelFolder,
     Parts,
+    Precision,
     Row,
     Threads,
     input_lines,
@@ -150,6 +151,7 @@ def translate(
     as_json: Json = False,
     parts: Parts = None,
     engine: EngineOption = "auto",
+    precision: Precision = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -185,11 +187,11 @@ def translate(
     if file is not None or confidence:
         from regard.cli.document import load_for_documents, note_raw, sure, translate_file
 
-        loaded = load_for_documents(model[0], device, threads, parts, engine)
+        loaded = load_for_documents(model[0], device, threads, parts, engine, precision)
     else:
         loaded = load_writer(
             model, device, threads, parts, engine, weights=weights, fusion=fusion, fusion_weight=fusion_weight,
-            alone=stream or alternatives is not None,
+            alone=stream or alternatives is not None, precision=precision,
         )  # fmt: skip
     defaults = loaded.defaults()
     if stream:
@@ -309,6 +311,7 @@ def fill(
     ] = None,
     as_json: Json = False,
     parts: Parts = None,
+    precision: Precision = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -321,7 +324,7 @@ def fill(
     """
     if text is None and not as_json:
         refuse_unused("prints candidates, and lines are only filled. Add --json, or leave it out.", top=top)
-    loaded, top = load_model(model, device, threads, parts), top or 5
+    loaded, top = load_model(model, device, threads, parts, precision), top or 5
     if text is not None:
         filled = loaded.fill(text, top=top)
         typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
@@ -351,6 +354,7 @@ def embed(
     as_json: Json = False,
     parts: Parts = None,
     engine: EngineOption = "auto",
+    precision: Precision = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -365,7 +369,7 @@ def embed(
 
     if sys.stdout.isatty() and not as_json:
         raise InputError("vectors cannot be printed to a terminal (regard embed). Add > vectors.npy, or --json.")
-    loaded = load_converted("embed", model, device, threads, parts, engine)
+    loaded = load_converted("embed", model, device, threads, parts, engine, precision)
     options: Row = {"pool": pool, "layer": _layer(layer), "normalised": normalised, "stateful": stateful}
     whole = [np.zeros((0, loaded.embedding_width), dtype=np.float32)]
     names: list[str] = []
@@ -403,6 +407,7 @@ def classify(
     as_json: Json = False,
     parts: Parts = None,
     engine: EngineOption = "auto",
+    precision: Precision = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -413,7 +418,7 @@ def classify(
 
     Example: regard classify runs/reviews < reviews.txt
     """
-    loaded = load_converted("classify", model, device, threads, parts, engine)
+    loaded = load_converted("classify", model, device, threads, parts, engine, precision)
     paired = pairs or trained_on_pairs(model) or loaded.classifies_pairs
     for done, rows in _input_rows(as_json):
         texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
@@ -434,6 +439,7 @@ def score(
     as_json: Json = False,
     parts: Parts = None,
     engine: EngineOption = "auto",
+    precision: Precision = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
@@ -443,7 +449,7 @@ def score(
 
     Example: regard score runs/python < lines.py
     """
-    loaded = load_converted("score", model, device, threads, parts, engine)
+    loaded = load_converted("score", model, device, threads, parts, engine, precision)
     paired = loaded.shape == "encoder-decoder"
     for done, rows in _input_rows(as_json):
         sides = zip(*_two_columns(rows, done)) if paired else ([row["text"] for row in rows],)

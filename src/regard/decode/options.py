@@ -78,6 +78,13 @@ class Options:
         if self.beam % self.beam_groups:
             raise InputError(f"beam_groups must divide the beam, got {self.beam_groups} groups of {self.beam} beams.")
 
+    @property
+    def constrains_logits(self) -> bool:
+        """Whether any option changes logits before candidates are taken from them."""
+        tokens = self.suppress_tokens, self.begin_suppress_tokens, self.forced_eos, self.logit_bias
+        numbers = self.min_tokens, self.no_repeat_ngram, self.presence_penalty, self.frequency_penalty
+        return any(tokens) or any(numbers) or self.forced_bos is not None or self.repetition_penalty != 1.0
+
     def penalty(self, length: T) -> T:
         """The length penalty (Wu 2016): a sum of log-probabilities of this many tokens is divided by it."""
         counted: T = (5 + length) / 6 if self.normalization == "wu" else length

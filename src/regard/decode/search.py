@@ -94,6 +94,7 @@ class Search:
         self.rows_per_sentence, self.started = 1, False
         self.new_tokens: int | Tensor = 0  # generated so far; per sentence once sentences joined that have fewer
         self.finished = FinishedHypotheses.empty(len(rows), self.beam, self.device)
+        self.any_finished = False  # of all sentences so far
         self.tokens = torch.zeros(len(rows), 1, 0, dtype=torch.long, device=self.device)  # -1 after a sentence's last
         self.sums = torch.zeros(len(rows), 1, device=self.device)
         self.memory = BeamMemory(network.window)  # the KV cache
@@ -149,7 +150,7 @@ class Search:
             eos |= chosen == extra
         if self.constraint is not None:
             self.constraint.advance(parents, chosen, eos)
-        finished = eos | self.meets_stopping_criterion(tokens, eos)
+        finished = eos | self.meets_stopping_criterion(tokens, eos) if any(self.stopping_criteria) else eos
         at_limit = (self.new_tokens >= self.limits)[:, None] & ~finished
         return Candidates(sums, parents, tokens, eos, finished | at_limit, at_limit, log_probabilities)
 
@@ -174,13 +175,11 @@ class Search:
             if self.context.padding is not None:
                 weights = weights * self.context.padding[..., None]
             self.coverage = self.coverage + weights.sum(dim=1).unflatten(0, (len(self.active), self.rows_per_sentence))
-        prompts = self.prompt.repeat_interleave(self.rows_per_sentence, dim=0)
-        history = torch.cat([prompts, self.tokens.flatten(0, 1)], dim=1)
         if self.beam > 1 and self.options.normalization == "length":
             # Hugging Face's beam search constrains log-probabilities: the other tokens do not become more likely.
-            found = self.constrain(self.network.log_probabilities(logits), history)
+            found = self.constrain(self.network.log_probabilities(logits))
             return self.network.log_probabilities(found) if self.options.renormalize_logits else found
-        return self.network.log_probabilities(self.constrain(logits, history))
+        return self.network.log_probabilities(self.constrain(logits))
 
     def last_states(self) -> Tensor:
         """-> RD: run the decoder, and take the hidden state of each row's last token."""
@@ -207,7 +206,11 @@ class Search:
         self.context = replace(self.context, start=read, padding=None if padding is None else padding[:, read:])
         return read
 
-    def constrain(self, logits: Tensor, history: Tensor) -> Tensor:
+    def constrain(self, logits: Tensor) -> Tensor:
+        if not self.options.constrains_logits:
+            return logits
+        prompts = self.prompt.repeat_interleave(self.rows_per_sentence, dim=0)
+        history = torch.cat([prompts, self.tokens.flatten(0, 1)], dim=1)
         at_limit = None
         if self.options.forced_eos:
             at_limit = (self.new_tokens + 1 >= self.limits).repeat_interleave(self.rows_per_sentence)
@@ -217,8 +220,6 @@ class Search:
 
     def meets_stopping_criterion(self, tokens: Tensor, eos: Tensor) -> Tensor:
         """Which candidates hold a stop string."""
-        if not any(self.stopping_criteria):
-            return torch.zeros_like(eos)
         lengths = self.generated_lengths()
         stopped = [
             [criterion is not None and criterion(row[:length]) for row in rows]
@@ -245,6 +246,8 @@ class Search:
 
     def collect_finished(self, candidates: Candidates) -> None:
         """Add finished candidates among the best `beam` to the finished hypotheses of their sentence."""
+        if not bool(candidates.finished.any()):
+            return
         ranks = torch.arange(candidates.sums.shape[1], device=self.device)
         if self.constraint is not None:
             ranks = self.constraint.ranks(candidates.sums)
@@ -256,7 +259,7 @@ class Search:
         ended = candidates.finished & ~candidates.at_limit
         without_end = lengths - candidates.eos.long()
         new = FinishedHypotheses(scores, candidates.sums, without_end, ended, candidates.tokens)
-        self.finished = self.finished.merge(new)
+        self.finished, self.any_finished = self.finished.merge(new), True
 
     def length_penalty(self, lengths: int | Tensor) -> float | Tensor:
         """The length penalty, computed in double precision whether lengths are equal or not."""
@@ -343,6 +346,7 @@ class Search:
         source = _join_sources(self.context.source, other.context.source)
         self.context = replace(self.context, source=source)
         self.finished = self.finished.join(other.finished)
+        self.any_finished |= other.any_finished
         self.tokens, self.prompt = _pad_and_join(self.tokens, other.tokens), _pad_and_join(self.prompt, other.prompt)
         counts = [*self.generated_lengths(), *other.generated_lengths()]
         for name in ("active", "sums", "limits", "prompt_lengths"):
@@ -370,6 +374,8 @@ class Search:
         than its sum now over the most favourable length penalty: that of the limit, or of the next token if short
         hypotheses are favoured. That bound is exact ("never"); the other settings of `EarlyStopping` are heuristics.
         """
+        if not self.any_finished:
+            return (self.sums[:, 0] > -torch.inf).nonzero().flatten()
         exact = self.options.early_stopping == "never"
         longest = exact and self.options.length_penalty > 0
         length = self.limits if longest else torch.zeros_like(self.limits) + self.new_tokens + (1 if exact else 0)

@@ -28,6 +28,9 @@ Runtime = Literal["ctranslate2"]
 Precision = Literal["float32", "int8"]
 ENGINES: tuple[Engine, ...] = ("auto", "torch", "ctranslate2")
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
+CONVERTED_PRECISION = (
+    "a converted model has the precision of its conversion (--precision). Leave out --precision, or use --engine torch."
+)
 PROOF, OURS = "proof.json", "regard"
 
 

@@ -19,6 +19,9 @@ from regard.data.read.corpus import read_lines
 from regard.engines.folder import PRECISIONS, Engine, Precision, engine_version, find_converted, place_of, read_proof
 from regard.errors import InputError, RegardError
 from regard.evaluation.contestant import Contestant, Pass
+from regard.layers.packed import PRECISIONS as TORCH_PRECISIONS
+from regard.layers.packed import InferencePrecision
+from regard.models.device import is_native
 from regard.progress import waiting
 from regard.store.folder import local_folder, read_folder
 
@@ -36,7 +39,7 @@ class Setting:
     """What runs the model: an engine, its precision, and CPU threads."""
 
     engine: str
-    precision: Precision
+    precision: InferencePrecision
     threads: int
 
     def __str__(self) -> str:
@@ -178,6 +181,13 @@ def _measure(
         if cores > 1:
             contestants[Setting("torch", "float32", 1)] = stack.enter_context(_started(folder, None, 1, parts))
         notes: list[str] = []
+        for lower in TORCH_PRECISIONS[1:]:
+            if is_native(lower):
+                contestants[Setting("torch", lower, cores)] = stack.enter_context(
+                    _started(folder, None, cores, parts, lower)
+                )
+            else:
+                notes.append(f"This processor has no instructions for {lower}, so it is not measured.")
         converted: dict[Precision, Path | None] = {}
         for precision in PRECISIONS:
             place, note = _converted(folder, precision, parts, chosen, temporary)
@@ -187,7 +197,7 @@ def _measure(
                 started = stack.enter_context(_started(folder, place, cores, ()))
                 contestants[Setting("ctranslate2", precision, cores)] = started
         limit = {setting.threads: one.ask(task="limit")["products_per_second"]
-                 for setting, one in contestants.items() if setting.engine == "torch"}  # fmt: skip
+                 for setting, one in contestants.items() if _is_plain(setting)}  # fmt: skip
         limit = {threads: max(limit[fewer] for fewer in limit if fewer <= threads) for threads in limit}
         tasks = _tasks(verb, facts["beam"])
         passes = _in_turns(contestants, tasks, chosen, seconds)
@@ -197,8 +207,10 @@ def _measure(
 
 
 @contextmanager
-def _started(folder: Path, engine: Path | None, threads: int, parts: Sequence[Path]) -> Iterator[Contestant]:
-    contestant = Contestant(folder, engine=engine, threads=threads, parts=parts)
+def _started(
+    folder: Path, engine: Path | None, threads: int, parts: Sequence[Path], precision: InferencePrecision = "float32"
+) -> Iterator[Contestant]:  # fmt: skip
+    contestant = Contestant(folder, engine=engine, threads=threads, parts=parts, precision=precision)
     try:
         yield contestant
     finally:
@@ -330,7 +342,7 @@ def _advice(speeds: Sequence[Speed], name: str, converted: dict[Precision, Path 
     for speed in speeds:
         by_task.setdefault(speed.task, {})[speed.setting] = speed
     task, first = next(iter(by_task.items()))
-    torch = {setting.threads: _rate(speed) for setting, speed in first.items() if setting.engine == "torch"}
+    torch = {setting.threads: _rate(speed) for setting, speed in first.items() if _is_plain(setting)}
     if len(torch) > 1:
         one, many = torch[1], torch[max(torch)]
         if one >= many / 1.05:
@@ -339,11 +351,15 @@ def _advice(speeds: Sequence[Speed], name: str, converted: dict[Precision, Path 
             yield f"{max(torch)} threads are {many / one:.1f} x as fast as one: leave out --threads."
     for setting, speed in first.items():
         ratio = _rate(speed) / max(torch.values())
-        if setting.engine != "ctranslate2" or ratio < _FASTER:
+        if _is_plain(setting) or ratio < _FASTER:
             continue
         answers = f"{speed.same_answers:,} of {speed.lines:,} answers are those of torch"
+        if setting.engine == "torch":
+            answers = f"{answers} in float32"
+            yield f"torch in {setting.precision} is {ratio:.1f} x as fast ({answers}): --precision {setting.precision}."
+            continue
         rounds = " --precision int8" if setting.precision == "int8" else ""
-        place = converted[setting.precision]
+        place = next(found for precision, found in converted.items() if precision == setting.precision)
         how = f"regard {task.verb} {place}" if place else f"regard convert {name} --to ctranslate2{rounds}"
         yield f"CTranslate2 in {setting.precision} is {ratio:.1f} x as fast as torch ({answers}): {how}."
     yield from _advice_on_lines(by_task, task)
@@ -359,6 +375,11 @@ def _advice_on_lines(by_task: dict[Task, dict[Setting, Speed]], task: Task) -> I
             yield f"Greedy search is {ratio:.1f} x as fast as beam {task.beam} (check the quality): --beam 1."
         if other.beam == task.beam and other.one_by_one and 1 / ratio >= _FASTER:
             yield f"Many lines at once are {1 / ratio:.1f} x as fast as one at a time: pipe a whole file in."
+
+
+def _is_plain(setting: Setting) -> bool:
+    """Whether it is the one that others are compared with: torch in float32."""
+    return setting.engine == "torch" and setting.precision == "float32"
 
 
 def _rate(speed: Speed) -> float:

@@ -41,8 +41,8 @@ class Contestant:
     """The process of a contestant, seen from outside."""
 
     def __init__(self, folder: Path, *, engine: Path | None, threads: int, parts: Sequence[Path] = (),
-                 module: str = "regard.evaluation.contestant") -> None:  # fmt: skip
-        words = [str(folder), str(engine or ""), str(threads), *map(str, parts)]
+                 module: str = "regard.evaluation.contestant", precision: str = "float32") -> None:  # fmt: skip
+        words = [str(folder), str(engine or ""), str(threads), precision, *map(str, parts)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "GOMP_SPINCOUNT": "1000"}
         self.process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", module, *words], env=environment, text=True,
@@ -83,8 +83,8 @@ class Contestant:
         self.process.communicate()
 
 
-def _load(folder: Path, engine: Path | None, threads: int, parts: Sequence[Path]) -> Any:
-    """The model, in torch or converted."""
+def _load(folder: Path, engine: Path | None, threads: int, precision: Any, parts: Sequence[Path]) -> Any:
+    """The model, in torch with this precision or converted."""
     if engine is not None:
         from regard.engines.open import open_converted
 
@@ -95,7 +95,7 @@ def _load(folder: Path, engine: Path | None, threads: int, parts: Sequence[Path]
     from regard.config.recipe import read_parts
 
     torch.set_num_threads(threads)
-    return load(folder, device="cpu", engine="torch", parts=read_parts(*parts) if parts else ())
+    return load(folder, device="cpu", engine="torch", parts=read_parts(*parts) if parts else (), precision=precision)
 
 
 class _Worker:
@@ -212,9 +212,9 @@ def answer_requests(load: Callable[[], Any]) -> None:
 
 def main(words: list[str]) -> None:
     """Load the model that the words name, and answer requests."""
-    folder, engine, threads, *parts = words
+    folder, engine, threads, precision, *parts = words
     converted = Path(engine) if engine else None
-    answer_requests(lambda: _load(Path(folder), converted, int(threads), [Path(part) for part in parts]))
+    answer_requests(lambda: _load(Path(folder), converted, int(threads), precision, [Path(part) for part in parts]))
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ class SelfAttentionLayer(Sublayer):
             if not fresh:
                 # Keys that no query can attend to any more are skipped, where all rows are at the same slot.
                 first = 0 if layout is not None else self.pattern.first_key(context.start)
-                k, v = (part[:, first:].transpose(1, 2) for part in memory.used)
+                k, v = (part[:, first : memory.length].transpose(1, 2) for part in memory.tensors)
         if self.key_heads < self.heads:
             k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
         out, bias = self.out.weight, None
@@ -266,10 +266,21 @@ class ScoredWeights(AttentionWeights):
         return self.query.shape[2] // self.beams
 
     def head(self, number: int) -> Rows:
-        return lambda queries: self.compute(queries, slice(number, number + 1))[:, 0]
+        heads = slice(number, number + 1)
+        rows = self.compute_causal if self.causal and self.known is None and not self.first else self.compute
+        return lambda queries: rows(queries, heads)[:, 0]
 
     def weights(self, queries: slice) -> Tensor:
         return self.compute(queries, slice(None))
+
+    def compute_causal(self, queries: slice, heads: slice) -> Tensor:
+        """-> Bhts: the weights of a slice of queries, for the keys up to the last query only."""
+        assert self.score.scale is not None
+        first, stop, _ = queries.indices(self.queries)
+        scores = (self.query[:, heads, first:stop] * self.score.scale) @ self.key[:, heads, :stop].mT
+        later = torch.ones(stop - first, stop - first, dtype=torch.bool, device=scores.device).triu_(1)
+        scores[..., first:].masked_fill_(later, -torch.inf)
+        return scores.softmax(-1)
 
     def compute(self, queries: slice, heads: slice) -> Tensor:
         """-> BhtS: the weights of a slice of queries in a slice of heads."""

@@ -27,7 +27,7 @@ class ScoreInputs:
 
 
 Rows = Callable[[slice], Tensor]
-"""A slice of queries -> BtS: their attention weights in one head."""
+"""A slice of queries -> Bts: their attention weights in one head, of the first s keys; those of later keys are 0."""
 
 
 @dataclass(frozen=True)

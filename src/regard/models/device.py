@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 import torch
+from torch import nn
 
-from regard.errors import InputError
+from regard.errors import InputError, Note, suggest
+from regard.layers.linear import Linear
+from regard.layers.packed import PRECISIONS, InferencePrecision
 from regard.models.memory import available_memory
 from regard.models.memory import own_memory as own_memory
 
@@ -40,6 +44,36 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
     if precision == "bfloat16" or (precision == "auto" and fast):
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return nullcontext()
+
+
+def set_precision(network: nn.Module, precision: InferencePrecision) -> None:
+    """Let the linear maps of a network compute in this precision, where no gradients are needed."""
+    if precision not in PRECISIONS:
+        raise InputError(f'no precision is called "{precision}" (--precision). {suggest(precision, PRECISIONS)}')
+    device = next(network.parameters()).device.type
+    if precision == "int8" and device != "cpu":
+        raise InputError(f"int8 is computed on a CPU here, not on {device} (--precision). Use bfloat16.")
+    if device == "cpu" and precision != "float32" and not is_native(precision):
+        slower = {"bfloat16": "up to 5 times slower than float32", "int8": "possibly slower than float32"}[precision]
+        warnings.warn(f"this processor has no instructions for {precision}, which is {slower} (--precision).", Note,
+                      stacklevel=3)  # fmt: skip
+    layers = [module for module in network.modules() if isinstance(module, Linear)]
+    if not any(layer.gains_from(precision) for layer in layers) and precision != "float32":
+        raise InputError(f"this model has no linear map that is large enough for {precision} (--precision). Leave out "
+                         "--precision.")  # fmt: skip
+    for layer in layers:
+        layer.precision = precision
+
+
+def is_native(precision: InferencePrecision) -> bool:
+    """Whether the processor multiplies numbers of this precision."""
+    if precision == "float32":
+        return True
+    facts = torch.cpu.get_capabilities()
+    names = {
+        "bfloat16": ("avx512_bf16", "amx_bf16", "bf16"), "int8": ("avx512_vnni", "avx_vnni", "amx_int8", "i8mm"),
+    }[precision]  # fmt: skip
+    return any(facts.get(name) for name in names)
 
 
 def available(device: torch.device) -> int:

@@ -17,7 +17,7 @@ from regard.models.model import Network
 from regard.progress import QUIET, Progress
 from regard.show.summary import PooledTiles, head_statistics, top_keys
 
-_BLOCK = 1 << 20  # weights per block: few enough for the processor's cache
+_BLOCK = 1 << 18  # weights per block: few enough for the processor's cache
 _BUDGET = 25_000_000  # weights stored per text, over all layers and heads
 _VECTORS = 10_000_000  # numbers stored of queries, keys and biases
 _MAX_MATRIX = 1 << 27  # weights of a layer that are returned as one tensor
@@ -150,10 +150,11 @@ class LayerAccumulator:
     def __init__(self, shape: AttentionShape, plan: StoragePlan) -> None:
         self.shape, self.plan, self.queries = shape, plan, 0
         self.statistics = torch.zeros(3, shape.heads)
-        self.weights = torch.empty(shape.heads, shape.queries, shape.keys) if plan.full else None
-        self.tiles = [PooledTiles(shape.queries, shape.keys, plan.tiles) for _ in range(shape.heads)]
-        self.top_keys = torch.empty(shape.heads, shape.queries, plan.top_keys, dtype=torch.int32)
-        self.top_weights = torch.empty(shape.heads, shape.queries, plan.top_keys)
+        self.weights = torch.zeros(shape.heads, shape.queries, shape.keys) if plan.full else None
+        heads = 0 if plan.full else shape.heads
+        self.tiles = [PooledTiles(shape.queries, shape.keys, plan.tiles) for _ in range(heads)]
+        self.top_keys = torch.full((shape.heads, shape.queries, plan.top_keys), -1, dtype=torch.int32)
+        self.top_weights = torch.zeros(shape.heads, shape.queries, plan.top_keys)
         self.score_inputs: list[ScoreInputs] = []
         self.value_norms: Tensor | None = None
 
@@ -170,15 +171,16 @@ class LayerAccumulator:
             self.score_inputs.append(inputs)
 
     def add_block(self, head: int, first: int, block: Tensor) -> None:
-        """Add the weights tS of one head, for the queries from `first` on."""
+        """Add the weights ts of one head, for the queries from `first` on."""
         self.statistics[:, head] += head_statistics(block, first).cpu()
         queries = slice(first, first + len(block))
         if self.weights is not None:
-            self.weights[head, queries] = block.cpu()
+            self.weights[head, queries, : block.shape[1]] = block.cpu()
             return
         self.tiles[head].add(first, block)
         keys, weights = top_keys(block, self.plan.top_keys)
-        self.top_keys[head, queries], self.top_weights[head, queries] = keys.to("cpu", torch.int32), weights.cpu()
+        self.top_keys[head, queries, : keys.shape[1]] = keys.to("cpu", torch.int32)
+        self.top_weights[head, queries, : keys.shape[1]] = weights.cpu()
 
     def layer(self, buckets: Tensor | None) -> LayerAttention:
         tiles = None if self.plan.full else torch.stack([head.weights for head in self.tiles])
@@ -200,7 +202,7 @@ def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs:
 
 
 def blocks(rows: Rows, first: int, last: int, keys: int) -> Iterator[tuple[int, Tensor]]:
-    """The first query and the weights tS of each block of at most _BLOCK weights."""
+    """The first query and the weights ts of each block of at most _BLOCK weights; those of later keys are 0."""
     step = max(1, _BLOCK // max(1, keys))
     for start in range(first, last, step):
         yield start, rows(slice(start, min(start + step, last)))[0].float()
@@ -256,8 +258,10 @@ class Collector:
     @torch.no_grad()
     def rows(self, name: str, head: int, first: int, last: int) -> Tensor:
         """-> tS: the weights of some queries of one head."""
-        found = [block.cpu() for _, block in self.blocks(name, head, first, last)]
-        return torch.cat(found) if found else torch.zeros(0, self.shapes[name].keys)
+        found = torch.zeros(max(0, last - first), self.shapes[name].keys)
+        for start, block in self.blocks(name, head, first, last):
+            found[start - first : start - first + len(block), : block.shape[1]] = block.cpu()
+        return found
 
     def matrix(self, name: str) -> Tensor:
         """-> HTS: all weights of a layer."""
@@ -270,7 +274,7 @@ class Collector:
         return torch.stack([self.rows(name, head, 0, shape.queries) for head in range(shape.heads)])
 
     def blocks(self, name: str, head: int, first: int, last: int) -> Iterator[tuple[int, Tensor]]:
-        """The first query and the weights tS of each block."""
+        """The first query and the weights ts of each block; those of later keys are 0."""
         if name not in self.shapes or not 0 <= head < self.shapes[name].heads:
             raise InputError(f"head {head} of {name!r} was not traced. Traced layers: {', '.join(self.shapes)}.")
         keys, before = self.shapes[name].keys, 0

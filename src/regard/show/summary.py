@@ -13,6 +13,8 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Offsets, Tokenizer, word_ids
 
+_FOLDS = 16  # rows into which a query's weights are folded
+
 WordSpans = Sequence[tuple[int, int]]
 """The tokens of each word, in order: its first token, and the one after its last."""
 
@@ -38,44 +40,68 @@ def head_statistics(weights: Tensor, first: int = 0) -> Tensor:
     Entropy is in bits, distance in tokens between query and key. Weights that do not sum to one are normalised.
     """
     total = weights.sum(-1).clamp_min(1e-12)
-    entropy = (torch.special.entr(weights).sum(-1) / total + total.log()).clamp_min(0) / math.log(2)
-    keys = torch.arange(weights.shape[-1], device=weights.device, dtype=weights.dtype)
-    queries = torch.arange(first, first + weights.shape[-2], device=weights.device, dtype=weights.dtype)
-    distance = torch.linalg.vecdot(weights, queries[:, None].sub(keys).abs_().expand_as(weights)) / total
+    surprise = weights.clamp_min(1e-30).log_().neg_()
+    entropy = (torch.linalg.vecdot(weights, surprise) / total + total.log()).clamp_min(0) / math.log(2)
+    distance = _distances(weights, first) / total
     return torch.stack([entropy.sum(-1), distance.sum(-1), weights.amax(-1).sum(-1)])
 
 
-def pool_columns(weights: Tensor, tiles: int) -> Tensor:
-    """Weights tS -> tn: the maximum of each tile of keys; key s belongs to tile floor(s * n / S)."""
-    length = weights.shape[-1]
-    if tiles >= length:
-        return weights
-    starts = -(-torch.arange(tiles + 1, device=weights.device) * length // tiles)
-    # Tiles differ by one key at most: a shorter one counts its last key twice.
-    offsets = torch.arange(-(-length // tiles), device=weights.device)
-    keys = torch.minimum(starts[:-1, None] + offsets, starts[1:, None] - 1)
-    return torch.stack([weights.index_select(1, part) for part in keys.T], dim=-1).amax(-1)
+def _distances(weights: Tensor, first: int) -> Tensor:
+    """...tS -> ...t: the sum of weights times distances.
+
+    Keys before all of these queries are farther from a later query by as much as it is later, and keys after them
+    nearer, so that products of the matrix with a vector are enough for both.
+    """
+    queries, keys = weights.shape[-2:]
+    later = torch.arange(queries, device=weights.device, dtype=weights.dtype)
+    positions = torch.arange(keys, device=weights.device, dtype=weights.dtype) - first
+    before, among, after = weights.tensor_split((min(first, keys), min(first + queries, keys)), dim=-1)
+    own = (later[:, None] - positions[first : first + queries]).abs_()
+    return (
+        before @ -positions[:first] + before.sum(-1) * later
+        + (among * own).sum(-1) + after @ positions[first + queries :] - after.sum(-1) * later
+    )  # fmt: skip
 
 
 class PooledTiles:
-    """The maximum of each of r x c tiles of T x S weights, which arrive in blocks of queries."""
+    """The maximum of each of r x c tiles of T x S weights, which arrive in blocks of queries.
+
+    Key s belongs to tile floor(s * c / S).
+    """
 
     def __init__(self, queries: int, keys: int, max_tiles: int) -> None:
-        self.queries = queries
+        self.queries, self.keys = queries, keys
         self.weights = torch.zeros(min(max_tiles, queries), min(max_tiles, keys))
+        starts = -(-torch.arange(self.weights.shape[1] + 1) * keys // self.weights.shape[1])
+        # Tiles differ by one key at most: a shorter one counts its last key twice.
+        offsets = torch.arange(-(-keys // self.weights.shape[1]))
+        self._keys = torch.minimum(starts[:-1, None] + offsets, starts[1:, None] - 1)
 
     def add(self, first: int, block: Tensor) -> None:
-        """Add the weights tS of the queries from `first` on."""
+        """Add the weights ts of the queries from `first` on; those of later keys are 0."""
         count, last = len(self.weights), first + len(block)
         for row in range(first * count // self.queries, (last - 1) * count // self.queries + 1):
             start, stop = (-(-edge * self.queries // count) for edge in (row, row + 1))
-            part = block[max(start - first, 0) : stop - first].amax(0, keepdim=True)
-            self.weights[row] = torch.maximum(self.weights[row], pool_columns(part, self.weights.shape[1])[0].cpu())
+            part = block[max(start - first, 0) : stop - first].amax(0).cpu()
+            part = torch.nn.functional.pad(part, (0, self.keys - len(part)))
+            self.weights[row] = torch.maximum(self.weights[row], part[self._keys].amax(-1))
 
 
 def top_keys(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Weights tS -> tk, tk: the keys with the largest weights, largest first, and the weights; key -1 at weight 0."""
-    values, keys = weights.topk(min(count, weights.shape[-1]), dim=-1)
+    """Weights tS -> tk, tk: the keys with the largest weights, largest first, and the weights; key -1 at weight 0.
+
+    They are in the columns with the largest maxima, if rows of S are folded into a few rows, which takes less time.
+    """
+    size = weights.shape[-1]
+    count, width = min(count, size), -(-size // _FOLDS)
+    if count * 4 > width:
+        values, keys = weights.topk(count, dim=-1)
+    else:
+        folded = torch.nn.functional.pad(weights, (0, _FOLDS * width - size)).unflatten(-1, (_FOLDS, width))
+        columns = folded.amax(dim=-2).topk(count, dim=-1, sorted=False).indices
+        among = (columns[..., None] + width * torch.arange(_FOLDS, device=weights.device)).flatten(-2)
+        values, found = folded.flatten(-2).gather(-1, among).topk(count, dim=-1)
+        keys = among.gather(-1, found)
     return keys.masked_fill(values == 0, -1), values
 
 

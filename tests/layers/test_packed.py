@@ -1,0 +1,74 @@
+"""Packed weights: close to float32, and the outputs of a row never depend on the other rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.layers import linear as module
+from regard.layers import packed
+from regard.layers.linear import Linear, linear
+from regard.layers.packed import BFloat16Weight, Int8Weight, PackWeight, TransposedWeight
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(("pack", "tolerance"), [(TransposedWeight, 1e-5), (BFloat16Weight, 0.02), (Int8Weight, 0.02)])
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 96)])
+def test_products_are_close_to_those_of_float32(pack: PackWeight, tolerance: float, bias: Tensor | None):
+    rows, weight = drawn(7, 64), drawn(96, 64)
+    expected = F.linear(rows, weight, bias)
+    error = torch.linalg.vector_norm(pack(weight)(rows, bias) - expected) / torch.linalg.vector_norm(expected)
+    assert error < tolerance
+
+
+@pytest.mark.parametrize("block", [1, 96 * 3, 1 << 20])
+def test_rows_in_int8_do_not_depend_on_their_neighbours(block: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(packed, "_BLOCK", block)
+    rows, int8 = drawn(9, 64), Int8Weight(drawn(96, 64))
+    rows[4] *= 1000  # would take the precision of the others, if they shared its scale
+    together, bias = int8(rows, torch.ones(96)), torch.ones(96)
+    for row, found in zip(rows, together):
+        assert torch.equal(int8(row[None], bias)[0], found)
+
+
+def test_int8_takes_zeros_and_huge_numbers():
+    rows, int8 = torch.zeros(3, 64), Int8Weight(torch.cat([torch.zeros(1, 64), drawn(7, 64)]))
+    rows[1] = 1e30
+    found = int8(rows, None)
+    assert not found[0].any()
+    assert not found[:, 0].any()
+    assert found.isfinite().all()
+
+
+def test_the_precision_is_by_matrix_not_by_rows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "LEAST_INT8", 64 * 96)
+    small, large = linear(64, 95).eval(), linear(64, 96).eval()
+    with torch.no_grad():
+        for layer in (small, large):
+            assert isinstance(layer, Linear)
+            layer.precision = "int8"
+            for count in (1, 70):
+                layer(drawn(count, 64))
+        assert small._packed is None
+        assert large._packed is not None
+        assert isinstance(large._packed[1], Int8Weight)
+    x = drawn(2, 64).requires_grad_()
+    assert torch.equal(large(x), F.linear(x, large.weight, large.bias))  # with gradients, float32
+
+
+def test_few_rows_read_transposed_weights(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "ONEDNN", False)
+    monkeypatch.setattr(module, "TRANSPOSED", True)
+    monkeypatch.setattr(module, "_LEAST_TRANSPOSED", 1)
+    layer = linear(24, 40).eval()
+    with torch.no_grad():
+        layer(drawn(65, 24))
+        assert layer._packed is None
+        layer(drawn(64, 24))
+        assert layer._packed is not None
+        assert isinstance(layer._packed[1], TransposedWeight)
