@@ -12,6 +12,7 @@ from typing import Any
 from latex2mathml.converter import convert
 
 from book import live, reference
+from regard.lab import catalogue
 
 ROOT = Path(__file__).parent.parent
 # Pages of the repository that stand outside docs/, and where the book has them.
@@ -21,12 +22,13 @@ OUTSIDE = {
     "CHANGELOG.md": "reference/changes.md",
     "bench/RESULTS.md": "reference/benchmarks.md",
 }
-_PICTURES = ("*.png", "*.svg", "*.css")
+_PICTURES = ("*.png", "*.svg", "*.css", "*.ipynb")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"^\$\$(.+?)\$\$$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+?)\$(?![\w$])")
 _SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\(((?:\.\./)*src/regard/[\w/]+\.py)\)$", re.MULTILINE)
-_LIVE = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*live/([\w-]+)\.json(#[\w=&.]*)?\)$", re.MULTILINE)
+_LAB = re.compile(r"^\[The lab on ([\w, ]+)\]\(((?:\.\./)*)lab\.md#verdicts\)$", re.MULTILINE)
+_VERDICT = re.compile(r"^\| `(\w+)` \| [^|\n]+ \| ([^|\n]+) \|.*?(\*\*[^|*\n]+\*\*)", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
@@ -57,7 +59,8 @@ def assemble(folder: Path) -> None:
 def page(markdown: str, home: Path, name: str) -> str:
     """A page as the book shows it; the same text reads well where nothing is replaced."""
     markdown = _SOURCE.sub(lambda found: source(found[1], home, found[2]), markdown)
-    markdown = _LIVE.sub(lambda found: frame(found[1], found[2], found[3] or "", name), markdown)
+    markdown = live.FRAME.sub(lambda found: frame(found[1], found[2], found[3] or "", name), markdown)
+    markdown = _LAB.sub(lambda found: verdicts(re.findall(r"\w+", found[1]), found[2], home), markdown)
     markdown = outside_code(markdown, equations)
     return outside_code(markdown, lambda text: _LINK.sub(lambda found: relink(found, home, name), text))
 
@@ -98,6 +101,21 @@ def frame(caption: str, name: str, selection: str, page: str) -> str:
         f'<figure class="live"><iframe src="{address}" title="{caption}" loading="lazy"></iframe>'
         f'<figcaption>{caption} <a href="{address}">Open it alone.</a></figcaption></figure>'
     )
+
+
+def verdicts(claims: list[str], up: str, home: Path) -> str:
+    """What the lab found about these claims, as a table: the rows are those of docs/lab.md."""
+    found = {row[0]: row for row in _VERDICT.findall((ROOT / "docs" / "lab.md").read_text())}
+    rows = ["| claim | question | mean ± spread over seeds | verdict of the lab |", "|---|---|---|---|"]
+    for claim in claims:
+        group = next((name for name, known in catalogue.GROUPS.items() if claim in known), None)
+        if group is None:
+            raise NotFound(f"{home}: the lab has no claim {claim}")
+        _, numbers, verdict = found.get(claim, (claim, f"not run yet: `regard lab {claim}`", "–"))
+        question = catalogue.facts(claim)["question"]
+        rows.append(f"| [`{claim}`]({up}lab-{group}.md) | {question} | {numbers} | {verdict} |")
+    note = f"Sizes, seeds and caveats of these runs: [the lab]({up}lab.md#verdicts). `regard lab NAME` runs one here."
+    return "\n".join(rows) + f"\n\n{note}"
 
 
 def relink(found: re.Match[str], home: Path, name: str) -> str:

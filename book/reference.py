@@ -16,10 +16,20 @@ from regard.api import LoadedModel
 from regard.cli import app
 from regard.config.recipe import FineTuning, Text
 from regard.decode.options import Options
+from regard.evaluation.laws import LAWS
 from regard.models import zoo
 from regard.training.settings import Training
 
 _COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
+_LAWS = """
+A law is a property that every model must have, whatever its parts. Each is one function, which measures by how much a
+model breaks it: its proof is a test. `regard check MODEL` runs them on a trained model, and `tests/laws` on every model
+of the zoo. A number above the tolerance is a bug of ours, or of a part of yours.
+""".strip()
+_NEEDS = {
+    "nothing": "every model", "decoder": "models with a decoder", "tokens": "models that generate tokens",
+    "source": "models that read a source", "one text": "models that read one text",
+}  # fmt: skip
 _TABLES = {"text": Text, "train": Training, "decode": Options}
 
 
@@ -29,6 +39,7 @@ def pages() -> dict[str, str]:
         "reference/commands.md": commands(),
         "reference/python.md": python(),
         "reference/recipe.md": recipe(),
+        "reference/laws.md": laws(),
     }
 
 
@@ -106,3 +117,15 @@ def table(cls: type) -> list[str]:
         cells = (f"`{field.name}`", f"`{field.type}`", said, comments.get(field.name, ""))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def laws() -> str:
+    """Every law: what it says, how it is tested, and the code of the test."""
+    parts = ["# The laws", "", _LAWS]
+    for law in LAWS:
+        function = getattr(law.error, "func", law.error)
+        allowed = f"at most {law.allowed:g}" if law.allowed else "none"
+        parts += ["", f"## {law.name}", "", inspect.getdoc(function) or "", ""]
+        parts += [f"For {_NEEDS[law.needs]}; {law.measures}: {allowed}.", ""]
+        parts += ["```python", inspect.getsource(function).rstrip(), "```"]
+    return "\n".join(parts) + "\n"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 
 pytest.importorskip("latex2mathml")
-from book import assemble, reference
+from book import assemble, checks, live, notebooks, reference
+from regard.lab import catalogue
+from tests.printed import shell
+from tests.test_docs import reader_files
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -60,3 +66,136 @@ def test_navigation_names_every_page():
     said = (ROOT / "mkdocs.yml").read_text()
     missing = [path.name for path in PAGES if f": {path.relative_to(ROOT / 'docs').as_posix()}\n" not in said]
     assert missing == []
+
+
+FRAMES = list(live.frames())
+
+
+@pytest.mark.parametrize("name", sorted({frame.name for frame in FRAMES}))
+def test_every_live_page_is_stored_small_and_made_by_commands_beside_it(name: str):
+    stored = live.FOLDER / f"{name}.json"
+    assert stored.stat().st_size < 700_000
+    assert 'id="regard">{"version":1' in live.page(stored)
+    assert any(frame.made for frame in FRAMES if frame.name == name), (
+        f"no section that shows {name} says how it is made"
+    )
+
+
+def test_stored_live_pages_are_shown_and_take_a_few_megabytes():
+    stored = {path.stem: path.stat().st_size for path in live.FOLDER.glob("*.json")}
+    assert stored.keys() == {frame.name for frame in FRAMES}
+    assert sum(stored.values()) < 4_000_000
+
+
+def test_a_page_of_regard_show_is_stored_and_drawn_again_as_it_was(tmp_path: Path):
+    drawn = live.page(live.FOLDER / "bahdanau.json")
+    (tmp_path / "page.html").write_text(drawn)
+    live.store(tmp_path / "page.html", tmp_path / "stored.json")
+    assert live.page(tmp_path / "stored.json") == drawn
+
+
+def test_a_file_that_is_no_attention_page_is_not_stored(tmp_path: Path):
+    (tmp_path / "page.html").write_text("<p>nothing</p>")
+    with pytest.raises(SystemExit, match="is not a page of regard show"):
+        live.store(tmp_path / "page.html", tmp_path / "stored.json")
+
+
+def test_verdicts_of_the_lab_become_a_table_with_the_rows_of_its_page():
+    lab = (ROOT / "docs" / "lab.md").read_text()
+    claim, verdict = re.search(r"^\| `(\w+)` \|.*(\*\*[a-z ]+\*\*)", lab, re.MULTILINE).groups()  # type: ignore[union-attr]
+    link = f"[The lab on {claim}, tying](../lab.md#verdicts)\n"
+    shown = assemble.page(link, Path("docs/papers/page.md"), "papers/page.md")
+    [first, second] = [line for line in shown.splitlines() if line.startswith("| [`")]
+    assert re.match(rf"\| \[`{claim}`\]\(\.\./lab-[\w-]+\.md\) \|", first)
+    assert first.endswith(f"| {verdict} |")
+    assert second.startswith("| [`tying`](../lab-training.md) |")
+
+
+def test_a_claim_without_a_run_says_how_to_run_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(assemble, "_VERDICT", re.compile("(never) (matches) (this)"))
+    shown = assemble.page("[The lab on tying](../lab.md#verdicts)\n", Path("docs/papers/page.md"), "papers/page.md")
+    assert "| not run yet: `regard lab tying` | – |" in shown
+
+
+def test_a_claim_that_the_lab_does_not_know_is_refused():
+    with pytest.raises(assemble.NotFound, match="the lab has no claim gravity"):
+        assemble.page("[The lab on gravity](../lab.md#verdicts)\n", Path("docs/papers/page.md"), "papers/page.md")
+
+
+def test_papers_ask_the_lab_about_claims_of_every_group():
+    pages = [path.read_text() for path in (ROOT / "docs" / "papers").glob("*.md")]
+    asked = {claim for page in pages for found in assemble._LAB.findall(page) for claim in re.findall(r"\w+", found[0])}
+    assert asked <= set(catalogue.NAMES)
+    assert [group for group, names in catalogue.GROUPS.items() if not asked & set(names)] == []
+
+
+@pytest.mark.parametrize(
+    ("html", "fault"),
+    [
+        ('<a href="gone.html">', "page.html leads to gone.html, which is not there"),
+        ('<img src="gone.png">', "page.html leads to gone.png, which is not there"),
+        ('<a href="other.html#gone">', "page.html leads to other.html#gone, which has no such anchor"),
+        ('<a href="#gone">', "page.html leads to #gone, which has no such anchor"),
+        ('<script src="https://example.org/x.js"></script>', "page.html loads https://example.org/x.js"),
+        ('<link rel="stylesheet" href="//example.org/x.css">', "page.html loads //example.org/x.css"),
+    ],
+)
+def test_a_fault_of_the_built_site_is_found(html: str, fault: str, tmp_path: Path):
+    (tmp_path / "other.html").write_text('<h2 id="here">Here</h2>')
+    (tmp_path / "page.html").write_text(f'<a href="other.html#here"><a href="https://example.org">{html}')
+    assert checks.faults(tmp_path) == [fault]
+
+
+def test_a_style_sheet_that_loads_from_elsewhere_is_found(tmp_path: Path):
+    (tmp_path / "book.css").write_text("body { background: url(https://example.org/x.png) }")
+    assert checks.faults(tmp_path) == ["book.css loads from elsewhere"]
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "ways").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_its_page_with_the_results_of_one_run(path: Path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    expected = notebooks.cells(path.with_suffix(".md").read_text())
+    assert [(cell.cell_type, cell.source) for cell in notebook.cells] == [
+        (cell.cell_type, cell.source) for cell in expected
+    ]
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+    assert all(cell.outputs for cell in code if re.search(r"^(regard|print)", cell.source, re.MULTILINE))
+    assert not re.search(r"/(home|root|tmp|work|Users)/", path.read_text())
+    assert path.stat().st_size < 100_000
+
+
+def test_a_line_that_cannot_run_in_a_cell_becomes_a_comment():
+    commands = "```sh\nregard train dates\nregard serve runs/dates  # a page; until Ctrl-C\n```\n"
+    page = f"Text.\n\n{commands}\n```python\nx = 1\n```\n"
+    [text, shell_cell, python] = notebooks.cells(page)
+    assert text.source == "Text."
+    assert shell_cell.source == "%%bash\nregard train dates\n# regard serve runs/dates  # a page; until Ctrl-C"
+    assert python.source == "x = 1"
+
+
+def test_outputs_lose_progress_and_pages():
+    outputs = [
+        nbformat.v4.new_output("stream", text="step 5 of 9: training loss 2.1, 900 tokens/s, about 2 seconds left\n"),
+        nbformat.v4.new_output("stream", text=f"{ROOT}/runs/dates is ready.\n"),
+        nbformat.v4.new_output("display_data", {"text/html": "<iframe>", "text/plain": "seen"}),
+    ]
+    [text, page] = notebooks.shortened(outputs)
+    assert text.text == "runs/dates is ready.\n"
+    assert page.data == {"text/plain": "seen"}
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path):
+    reader_files(tmp_path)
+    notebook = nbformat.v4.new_notebook(cells=notebooks.cells(path.with_suffix(".md").read_text()))
+    with shell(tmp_path, 2) as environment:
+        resources = {"metadata": {"path": str(tmp_path)}}
+        client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
+        client.execute(env=environment)

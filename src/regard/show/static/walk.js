@@ -75,10 +75,12 @@ function mountWalk(root, app) {
     order.forEach((s) => rowOf(values, s, head).forEach((x, i) => (sum[i] += found.recorded[s] * x)));
     const top = largest(sum, output, value);
     const low = Math.min(0, ...scores);
+    const stateful = layer.name.endsWith("cross") && !trace.walk.feedforward; // a recurrent or convolutional decoder
     return [
       step("vectors", "Query, key and value",
-        said("The query says what ", name(), " looks for, a key what a token offers, a value what it gives. Here the query, and the key and the value of ",
-          bestName(), "."),
+        said(...(stateful ? ["The query is made of the decoder's state at ", name(), ", keys and values of the encoder's states."]
+          : ["The query says what ", name(), " looks for, a key what a token offers, a value what it gives."]),
+        " Here the query, and the key and the value of ", bestName(), "."),
         signedBars("query, key and value", [drawn("query", "query", found.query, most), drawn("key", "key", key, most),
           drawn("value", "value", value, largest(value))])),
       step("scores", "Scores", said(layer.score_inputs.kind === "additive" ? "The query is compared with every key: v · tanh(query + key)."
@@ -87,7 +89,8 @@ function mountWalk(root, app) {
         shown: number(found.scores[s])})))),
       step("softmax", "Softmax", said("Scores become weights between 0 and 1 that sum to one."),
         barChart("attention weights", order.slice(0, maxKeys).map((s) => ({text: side.tokens[s], value: found.recorded[s], marked: s === best})), {most: 1})),
-      step("sum", "Weighted sum of values", said("Each value times its weight, added up: the output of this head."),
+      step("sum", stateful ? "Weighted sum of values: the context vector" : "Weighted sum of values",
+        said(`Each value times its weight, added up: ${stateful ? "what the decoder learns of the source at this step" : "the output of this head"}.`),
         signedBars("the weighted sum", [
           ...order.slice(0, 3).map((s) => drawn(`value-${s}`, `${number(found.recorded[s])} × ${visible(side.tokens[s])}`,
             rowOf(values, s, head).map((x) => x * found.recorded[s]), top)),

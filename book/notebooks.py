@@ -1,0 +1,92 @@
+"""Notebooks of the four ways in: each is its page, with the code as cells and the results stored.
+
+python -m book.notebooks                   # run all of them in runs/book, and store them
+python -m book.notebooks look-inside       # this one
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+
+from book.live import ROOT, WORK
+
+WAYS = ROOT / "docs" / "ways"
+_BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
+_SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\((?:\.\./)*src/regard/([\w/]+\.py)\)$", re.MULTILINE)
+_UNRUN = re.compile(r"# .*(needs the network|takes (minutes|hours)|until Ctrl-C)")
+_PROGRESS = re.compile(r"^step [\d,]+ of [\d,]+: .*(left|tokens/s)\n", re.MULTILINE)
+_MOST = 6_000  # characters of one output
+
+
+def cells(markdown: str) -> list[Any]:
+    """The cells of a page: text, Python, and commands as bash cells; a line that cannot run in a cell is a comment."""
+    found = []
+    rest = 0
+    for block in _BLOCK.finditer(markdown):
+        found.append(text_cell(markdown[rest : block.start()]))
+        language, code = block[1], block[2].rstrip()
+        if language == "sh":
+            lines = [f"# {line}" if _UNRUN.search(line) else line for line in code.splitlines()]
+            code = "\n".join(["%%bash", *lines])
+        found.append(nbformat.v4.new_code_cell(code))
+        rest = block.end()
+    found.append(text_cell(markdown[rest:]))
+    kept = [cell for cell in found if cell.source]
+    for number, cell in enumerate(kept):
+        cell["id"] = f"cell-{number}"
+    return kept
+
+
+def text_cell(markdown: str) -> Any:
+    """A cell of text; source that the book includes is named."""
+    return nbformat.v4.new_markdown_cell(_SOURCE.sub(r"`\1` in `src/regard/\2`", markdown).strip())
+
+
+def run(page: Path) -> Path:
+    """Run the notebook of a page, and store it beside the page."""
+    WORK.mkdir(parents=True, exist_ok=True)
+    notebook = nbformat.v4.new_notebook(cells=cells(page.read_text()))
+    os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    resources = {"metadata": {"path": str(WORK)}}
+    nbclient.NotebookClient(notebook, timeout=3600, kernel_name="python3", resources=resources).execute()
+    for cell in notebook.cells:
+        cell.metadata.clear()
+        if cell.cell_type == "code":
+            cell.outputs = shortened(cell.outputs)
+    notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    path = page.with_suffix(".ipynb")
+    path.write_text(nbformat.writes(notebook) + "\n")
+    return path
+
+
+def shortened(outputs: list[Any]) -> list[Any]:
+    """The outputs of a cell as one text, without progress, pages and paths of this machine, and its result."""
+    text = "".join(output.text for output in outputs if output.output_type == "stream")
+    text = _PROGRESS.sub("", text.replace(f"{ROOT}/", ""))
+    text = text if len(text) <= _MOST else f"{text[:_MOST]}\n...\n"
+    found = [nbformat.v4.new_output("stream", name="stdout", text=text)] if text.strip() else []
+    for output in outputs:
+        if output.output_type != "stream":
+            output.get("data", {}).pop("text/html", None)
+            found.append(output)
+    return found
+
+
+def main(names: list[str]) -> None:
+    known = {path.stem: path for path in sorted(WAYS.glob("*.md"))}
+    if unknown := sorted(set(names) - known.keys()):
+        raise SystemExit(f"docs/ways has no page {', '.join(unknown)}. Known: {', '.join(known)}.")
+    for name in names or known:
+        path = run(known[name])
+        print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
