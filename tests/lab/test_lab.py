@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,14 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import regard
 from regard.cli import run as command
-from regard.errors import DamagedFile, InputError
-from regard.lab import catalogue, experiment
+from regard.errors import DamagedFile, InputError, RunFailed
+from regard.lab import catalogue, everything, experiment
 from regard.lab.claim import Numbers, Picture, Series, by_lead
+from regard.lab.claims import book
+from regard.lab.learning import score
 from regard.lab.page import report, table
 from regard.lab.picture import draw
+from regard.lab.tasks import BYTES, read_text
+from regard.layers.lsh.masks import RankWindow
+from regard.layers.positions import Axial
+from regard.models import zoo
 from tests.show import browser as browsing
 
 ONE_MINUTE = {
@@ -72,7 +80,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_list_has_every_claim_with_question_source_and_minutes(capsys: pytest.CaptureFixture[str]):
     assert command(["lab", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert len(rows) == len({row["name"] for row in rows}) == 25
+    assert len(rows) == len({row["name"] for row in rows}) == 26
     for row in rows:
         assert row["question"].endswith("?")
         assert row["source"]
@@ -118,9 +126,13 @@ def test_a_claim_of_one_minute_writes_a_finding_a_picture_and_a_page(name: str, 
     ("words", "said"),
     [
         (["vanish"], 'no claim is called "vanish" (regard lab). Did you mean "vanishing"?'),
-        (["heads", "--minutes", "0.5"], "heads needs 3 minutes or more, got 0.5 (--minutes). Use --minutes 3."),
-        (["heads", "--minutes", "nan"], "heads needs 3 minutes or more"),
+        (["heads", "--minutes", "0.5"], "heads needs 2 minutes or more, got 0.5 (--minutes). Use --minutes 2."),
+        (["heads", "--minutes", "nan"], "heads needs 2 minutes or more"),
         (["heads", "--seeds", "0"], "a claim needs 1 seed or more, got 0 (--seeds)."),
+        (["heads", "--first-seed", "0"], "seeds are 1 to 1,048,575, got 0 to 2 (--first-seed)."),
+        (["all", "--first-seed", "1048575"], "seeds are 1 to 1,048,575, got 1048575 to 1048577 (--first-seed)."),
+        (["--first-seed", "11"], "--first-seed needs a claim."),
+        (["all", "--minutes", "-1"], "claims need more than 0 minutes, got -1 (--minutes)."),
         (["heads", "--set", "widht=3"], 'heads has no setting "widht" (--set). Did you mean "width"?'),
         (["heads", "--set", "width=no"], "--set.width"),
         (["heads", "--set", "width=0"], "width must be above 0, got 0 (--set width)."),
@@ -135,6 +147,9 @@ def test_a_claim_of_one_minute_writes_a_finding_a_picture_and_a_page(name: str, 
         (["--minutes", "3"], "--minutes needs a claim."),
         (["all", "--set", "width=3"], "--set is for one claim."),
         (["--table"], "holds no findings (--table)."),
+        (["--report", "lab.html"], "holds no findings (--report)."),
+        (["--report", "nowhere/lab.html"], "there is no folder nowhere to write into (--report)."),
+        (["--table", "--json"], "--json prints the list of claims."),
     ],
 )
 def test_bad_input_is_one_line(
@@ -191,11 +206,40 @@ def test_other_settings_and_a_changed_claim_are_measured_anew(own: Path):
     assert len(Path("measured.txt").read_text().splitlines()) == 6
 
 
+def test_other_seeds_are_named_and_none_is_measured_twice(own: Path):
+    regard.lab.run(str(own), show=False, seeds=2)
+    found = regard.lab.run("mine.py", show=False, seeds=2, first_seed=2)
+    assert found.seeds == [2, 3]
+    assert found.command == "regard lab mine.py --minutes 2 --seeds 2 --first-seed 2"
+    assert (own.parent / "measured.txt").read_text().splitlines().count("one 2") == 1
+    stored = json.loads((own.parent / "runs/lab/mine/trials.json").read_text())
+    (group,) = stored.values()
+    assert set(group["seconds"]) == set(group["trials"])
+
+
 def test_a_damaged_file_of_trials_is_refused(own: Path):
     (own.parent / "out").mkdir()
     (own.parent / "out" / "trials.json").write_text('{"a": 3}')
     with pytest.raises(DamagedFile, match="holds no trials"):
         regard.lab.run("mine.py", out="out", show=False)
+
+
+def test_all_claims_run_in_processes_of_their_own_and_one_failure_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(everything, "NAMES", ("axis", "saturation", "scale"))
+    (tmp_path / "scale").mkdir()
+    (tmp_path / "scale" / "trials.json").write_text("{broken")
+    said: list[str] = []
+    with pytest.raises(
+        RunFailed, match=r"1 of 3 claims failed: scale\. The first: scale: regard: error: .*trials.json"
+    ):
+        everything.run_all(tmp_path, seeds=1, first_seed=11, say=said.append)
+    assert sorted(line.split(":")[0] for line in said) == ["axis", "saturation", "scale"]
+    for name in ("axis", "saturation"):
+        found = experiment.read_finding(tmp_path / name)
+        assert found is not None
+        assert (found.seeds, found.verdict) == ([11], "confirmed")
 
 
 def test_the_rule_by_lead_has_three_verdicts():
@@ -222,7 +266,44 @@ def test_pictures_draw_every_scale():
 def test_the_table_of_findings_is_markdown(own: Path):
     found = regard.lab.run(str(own), show=False)
     lines = table([found]).splitlines()
-    assert lines[2].startswith("| `mine` | Is two more than one? | value: one 4 ± 0; two 8 ± 0 | **confirmed** |")
+    assert lines[2] == (
+        "| `mine` | Is two more than one? | value: one 4 ± 0; two 8 ± 0 | **confirmed** | full | 1–3 | 0.0 |"
+    )
+    half = regard.lab.run(str(own), minutes=1, first_seed=11, show=False)
+    assert "| 0.5 of full | 11–13 |" in table([half], [catalogue.facts("axis")])
+    assert table([half], [catalogue.facts("axis")]).endswith("| – | not run | – | – | – |")
+
+
+STORED = Path(__file__).parents[2] / "docs" / "lab"
+
+
+def test_findings_that_exist_become_a_report(tmp_path: Path):
+    assert command(["lab", "--report", str(tmp_path / "lab.html"), "--out", str(STORED)]) == 0
+    page = (tmp_path / "lab.html").read_text()
+    for folder in STORED.iterdir():
+        assert f'id="{folder.name}"' in page
+
+
+def test_the_table_of_the_documents_is_that_of_their_findings(capsys: pytest.CaptureFixture[str]):
+    assert command(["lab", "--table", "--out", str(STORED)]) == 0
+    assert capsys.readouterr().out.strip() in (STORED.parent / "lab.md").read_text()
+
+
+@pytest.mark.parametrize("group", catalogue.GROUPS)
+def test_every_section_of_the_documents_has_the_rule_and_the_verdict_of_its_finding(group: str):
+    text = (STORED.parent / f"lab-{group}.md").read_text()
+    for name, section in zip(catalogue.GROUPS[group], text.split("\n## ")[1:]):
+        words = " ".join(section.split())
+        claim, found = catalogue.find(name), experiment.read_finding(STORED / name)
+        assert section.startswith(name)
+        assert f"*Rule, stated before.* {claim.rule}" in words
+        assert f"({claim.minutes:g} minutes of one core; `--minutes {claim.fewest:g}` is the quick size)" in words
+        assert f"*Caveats.* {claim.caveats}" in words
+        assert ("*Verdict.* Not run." if found is None else f"*Verdict.* **{found.verdict}**") in words
+        assert (f"(lab/{name}/picture.svg)" in section) == (found is not None)
+        if found is not None:
+            assert found.facts["question"] == claim.question
+            assert found.rule == claim.rule
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +323,19 @@ def test_the_report_opens_in_a_browser_and_a_notebook_shows_a_finding(own: Path,
     assert page.locator(".verdict.confirmed").count() == 4
     assert errors == []
     page.close()
+
+
+def test_the_bits_of_a_book_are_the_loss_of_the_model_whatever_the_window():
+    torch.manual_seed(1)
+    text = read_text(None, "test", 511)
+    network = zoo.reformer(16, 2, 2, pattern=RankWindow(8), buckets=8, position=Axial((16, 32)), dropout=0.0).build(
+        BYTES.vocabulary
+    )
+    for length in (512, 64):
+        rows = book.windows(text, length)
+        found = book.bits(network.eval(), rows)
+        assert len(found) == 512
+        assert float(found.mean()) == pytest.approx(score(network, rows).loss / math.log(2), rel=1e-4)
 
 
 def test_numbers_are_paired_by_seed():

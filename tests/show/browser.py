@@ -13,8 +13,8 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 VIEWS = (
-    "walk", "overview", "head", "matrix", "neuron", "generation", "positions", "buckets", "ablation", "compare",
-    "neighbours",
+    "walk", "overview", "head", "matrix", "neuron", "generation", "positions", "buckets", "explanation", "ablation",
+    "compare", "neighbours",
 )  # fmt: skip
 SIZE = {"width": 1280, "height": 900}
 WITH_NAMES = {

@@ -33,7 +33,9 @@ pytestmark = pytest.mark.usefixtures("browser")  # without a browser no page is 
 TEXT = "The dogs played in the parks."
 TARGET = "the cat ran in a park"
 CLOSE = {"rel": 1.5e-3, "abs": 1e-5}  # half precision
-ALL_VIEWS = ["walk", "overview", "head", "matrix", "neuron", "generation", "positions", "ablation", "neighbours"]
+ALL_VIEWS = [
+    "walk", "overview", "head", "matrix", "neuron", "generation", "positions", "explanation", "ablation", "neighbours",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)

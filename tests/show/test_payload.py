@@ -63,7 +63,7 @@ def test_the_payload_of_every_kind_of_model_is_complete(name: str):
     blobs = Blobs()
     found = json.loads(json.dumps(trace_payload(trace, blobs, "one"), allow_nan=False))
     keys = "label model shape sides layers beams alignment prompt left_out"
-    views = "prediction walk generation positions neighbours ablation"
+    views = "prediction walk generation positions neighbours attribution ablation"
     assert set(found) == {*keys.split(), *views.split()}
     assert found["label"] == "one"
     assert sorted({ref["blob"] for ref in refs(found)}) == list(range(len(blobs.data)))

@@ -57,10 +57,11 @@ def test_stopped_before_anything_is_ready_makes_no_page(monkeypatch: pytest.Monk
 def test_views_are_made_in_order_until_it_is_stopped():
     trace = small(MODELS["bert"]).look(TEXT)
     found = [page_payload(trace.traces, progress=stop_after(calls))[0]["traces"][0] for calls in (0, 1, 3)]
-    assert [[name for name in ("positions", "generation", "neighbours", "ablation") if one[name]] for one in found] == [
+    names = "positions", "generation", "neighbours", "attribution", "ablation"
+    assert [[name for name in names if one[name]] for one in found] == [
         [], ["positions", "generation"], ["positions", "generation", "neighbours"],
     ]  # fmt: skip
-    assert [what for what, _ in found[1]["left_out"]] == ["Nearest neighbours", "Ablation"]
+    assert [what for what, _ in found[1]["left_out"]] == ["Nearest neighbours", "Explanation", "Ablation"]
 
 
 def test_a_page_names_the_views_that_a_long_text_drops(monkeypatch: pytest.MonkeyPatch):

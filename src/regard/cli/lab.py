@@ -27,6 +27,9 @@ def lab(
         typer.Option(help="Minutes of one core, which scale the steps.", show_default="the claim's; of all the fewest"),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Seeds per model.", show_default="the claim's")] = None,
+    first_seed: Annotated[
+        int | None, typer.Option(help="The first seed; the others follow it.", show_default="1")
+    ] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Set a setting of the claim, as in width=64.")
     ] = None,
@@ -34,9 +37,12 @@ def lab(
     out: Annotated[
         Path | None, typer.Option(help="The folder; a run found there resumes.", show_default="runs/lab/CLAIM")
     ] = None,
-    report: Annotated[Path | None, typer.Option(help="Write one offline page with a card per claim.")] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Write one offline page with a card per claim; without a claim, of the findings so far."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    table: Annotated[bool, typer.Option("--table", help="Print the findings so far as a Markdown table.")] = False,
+    table: Annotated[bool, typer.Option("--table", help="Print the findings as a Markdown table.")] = False,
 ) -> None:
     """Re-run a claim of the papers: number, picture, verdict. Without a claim: list the claims.
 
@@ -46,21 +52,27 @@ def lab(
     Example: regard lab all --report lab.html
     """
     if claim is None:
-        refuse_unused("needs a claim. Name one, as in regard lab symmetry.", minutes=minutes, seeds=seeds, set=settings,
-                      text=text, report=report)  # fmt: skip
-        _table(out) if table else _list(out, as_json=as_json)
+        refuse_unused("needs a claim. Name one, as in regard lab symmetry.", minutes=minutes, seeds=seeds,
+                      first_seed=first_seed, set=settings, text=text)  # fmt: skip
+        require_output("--report", report)
+        if table or report:
+            refuse_unused("prints the list of claims. Leave it out.", json=as_json)
+            _findings(out, report, table=table)
+        else:
+            _list(out, as_json=as_json)
         return
     refuse_unused("lists findings that exist. Leave out the claim.", table=table)
     require_output("--report", report)
+    first = 1 if first_seed is None else first_seed
     if claim == _ALL:
         refuse_unused("is for one claim. Name it instead of all.", set=settings, text=text)
-        _all(out, minutes, seeds, report, as_json=as_json)
+        _all(out, minutes, seeds, first, report, as_json=as_json)
         return
     from regard.lab.experiment import run
     from regard.lab.page import report as report_page
     from regard.store.files import write_output
 
-    finding = run(claim, minutes=minutes, seeds=seeds, settings=settings or (), text=text, out=out)
+    finding = run(claim, minutes=minutes, seeds=seeds, first_seed=first, settings=settings or (), text=text, out=out)
     if report is not None:
         write_output(report, report_page([finding], finding.command).encode())
     folder = out or _folder() / finding.facts["name"]
@@ -86,27 +98,35 @@ def _list(folder: Path | None, *, as_json: bool) -> None:
         typer.echo(f"{row['name']:14} {minutes:15} {row['verdict'] or '-':25} {row['question']} [{row['source']}]")
 
 
-def _table(folder: Path | None) -> None:
-    from regard.lab.catalogue import NAMES
+def _findings(folder: Path | None, report: Path | None, *, table: bool) -> None:
+    """Print the findings that there are as a table, or write them as one page."""
+    from regard.lab.catalogue import NAMES, facts
     from regard.lab.experiment import read_finding
-    from regard.lab.page import table
+    from regard.lab.page import report as report_page
+    from regard.lab.page import table as findings_table
+    from regard.store.files import write_output
 
     folder = folder or _folder()
     found = [one for name in NAMES if (one := read_finding(folder / name)) is not None]
+    known = {one.facts["name"] for one in found}
     if not found:
-        raise InputError(f"{folder} holds no findings (--table). Run some first: regard lab all.")
-    typer.echo(table(found))
+        option = "--table" if table else "--report"
+        raise InputError(f"{folder} holds no findings ({option}). Run some first: regard lab all.")
+    if report is not None:
+        write_output(report, report_page(found, f"Findings in {folder}.").encode())
+    if table:
+        typer.echo(findings_table(found, [facts(name) for name in NAMES if name not in known]))
 
 
 def _all(
-    out: Path | None, minutes: float | None, seeds: int | None, report: Path | None, *, as_json: bool
+    out: Path | None, minutes: float | None, seeds: int | None, first_seed: int, report: Path | None, *, as_json: bool
 ) -> None:  # fmt: skip
     from regard.lab.everything import run_all
     from regard.lab.page import report as report_page
     from regard.store.files import write_output
 
     say = partial(print, file=sys.stderr, flush=True)
-    findings = run_all(out or _folder(), minutes=minutes, seeds=seeds, say=say)
+    findings = run_all(out or _folder(), minutes=minutes, seeds=seeds, first_seed=first_seed, say=say)
     if report is not None:
         words = ["regard", *sys.argv[1:]] if sys.argv[1:2] == ["lab"] else ["regard", "lab", "all"]
         write_output(report, report_page(findings, shlex.join(words)).encode())

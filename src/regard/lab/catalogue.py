@@ -23,7 +23,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "order": ("positions", "extrapolation", "order"),
     "depth": ("residuals", "norm", "axis", "nonlinearity"),
     "training": ("leak", "exposure", "tying"),
-    "long-texts": ("lsh", "reversible"),
+    "long-texts": ("lsh", "reversible", "book"),
     "transfer": ("critic", "pretraining", "transfer", "explanation"),
 }
 """The names of the claims, by the page of docs/ that explains them."""

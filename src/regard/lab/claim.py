@@ -21,6 +21,9 @@ CONFIRMED: Verdict = "confirmed"
 REFUTED: Verdict = "refuted"
 NOT_DECIDED: Verdict = "not decided at this size"
 
+HELD_OUT = 1 << 20
+"""Added to a seed, it gives rows that no training with a seed below it has seen."""
+
 S = TypeVar("S")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -12,28 +13,32 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from regard.errors import Interrupted, RunFailed
+from regard.errors import InputError, Interrupted, RunFailed
 from regard.lab.catalogue import NAMES, facts
-from regard.lab.experiment import Finding, read_finding
+from regard.lab.experiment import Finding, read_finding, request
 from regard.progress import progress
 
 Say = Callable[[str], None]
 
 
 def run_all(
-    folder: Path, *, minutes: float | None = None, seeds: int | None = None, jobs: int | None = None, say: Say = print
-) -> list[Finding]:
+    folder: Path, *, minutes: float | None = None, seeds: int | None = None, first_seed: int = 1,
+    jobs: int | None = None, say: Say = print,
+) -> list[Finding]:  # fmt: skip
     """Run every claim into a folder of its own, the longest first; what is stored there is not repeated.
 
     `minutes`: of each claim, at least its fewest. A claim that fails does not stop the others.
     """
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"claims need more than 0 minutes, got {minutes:g} (--minutes). Leave it out for the fewest.")
+    request(NAMES[0], None, seeds, (), None, first_seed)  # refuses seeds that no claim could use
     ordered = sorted(NAMES, key=lambda name: -float(facts(name)["fewest"]))
     failed: dict[str, str] = {}
     with _children() as start, progress(len(NAMES), "claims") as advance:
 
         def one(name: str) -> None:
             begun = time.monotonic()
-            error = start(_command(name, folder / name, minutes, seeds))
+            error = start(_command(name, folder / name, minutes, seeds, first_seed))
             finding = read_finding(folder / name) if error is None else None
             if finding is None:
                 failed[name] = error or "it wrote no finding"
@@ -49,9 +54,10 @@ def run_all(
     return [found for name in NAMES if (found := read_finding(folder / name)) is not None]
 
 
-def _command(name: str, out: Path, minutes: float | None, seeds: int | None) -> list[str]:
+def _command(name: str, out: Path, minutes: float | None, seeds: int | None, first_seed: int) -> list[str]:
     size = max(float(facts(name)["fewest"]), minutes or 0.0)
     words = [sys.executable, "-m", "regard", "lab", name, "--minutes", f"{size:g}", "--out", str(out)]
+    words += ["--first-seed", str(first_seed)]
     return [*words, *(["--seeds", str(seeds)] if seeds is not None else [])]
 
 

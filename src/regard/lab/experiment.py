@@ -20,7 +20,7 @@ import torch
 
 from regard.errors import DamagedFile, InputError, suggest
 from regard.lab.catalogue import FINDING, FOLDER, find
-from regard.lab.claim import NOT_DECIDED, Claim, Numbers, Trial
+from regard.lab.claim import HELD_OUT, NOT_DECIDED, Claim, Numbers, Trial
 from regard.lab.page import card, finding_page
 from regard.lab.picture import draw
 from regard.progress import QUIET, Progress, progress
@@ -90,7 +90,7 @@ class Request:
     claim: Claim[Any]
     named: str  # the claim's name, or its file
     minutes: float
-    seeds: int
+    seeds: tuple[int, ...]
     settings: Any
     changed: tuple[str, ...]  # the settings that the user chose, as key=value
     text: Path | None
@@ -98,7 +98,8 @@ class Request:
     @property
     def command(self) -> str:
         """The command that repeats it."""
-        words = ["regard", "lab", self.named, "--minutes", f"{self.minutes:g}", "--seeds", str(self.seeds)]
+        words = ["regard", "lab", self.named, "--minutes", f"{self.minutes:g}", "--seeds", str(len(self.seeds))]
+        words += ["--first-seed", str(self.seeds[0])] if self.seeds[0] != 1 else []
         words += [word for setting in self.changed for word in ("--set", setting)]
         return shlex.join([*words, *(["--text", str(self.text)] if self.text else [])])
 
@@ -123,8 +124,9 @@ class Request:
 
 
 def request(
-    name: str, minutes: float | None, seeds: int | None, settings: Sequence[str], text: str | Path | None
-) -> Request:
+    name: str, minutes: float | None, seeds: int | None, settings: Sequence[str], text: str | Path | None,
+    first_seed: int = 1,
+) -> Request:  # fmt: skip
     """Check what the user asked for, before any work is done."""
     claim = find(name)
     minutes = claim.minutes if minutes is None else minutes
@@ -136,11 +138,16 @@ def request(
     seeds = claim.seeds if seeds is None else seeds
     if seeds < 1:
         raise InputError(f"a claim needs 1 seed or more, got {seeds} (--seeds). Use --seeds {claim.seeds}.")
+    if not 1 <= first_seed <= HELD_OUT - seeds:
+        raise InputError(
+            f"seeds are 1 to {HELD_OUT - 1:,}, got {first_seed} to {first_seed + seeds - 1} (--first-seed). "
+            "Use another first seed, such as 11."
+        )
     path = None if text is None else Path(text)
     if path is not None:
         _require_text(claim, path)
     chosen = _settings(claim, settings)
-    return Request(claim, name, minutes, seeds, chosen, tuple(settings), path)
+    return Request(claim, name, minutes, tuple(range(first_seed, first_seed + seeds)), chosen, tuple(settings), path)
 
 
 def _require_text(claim: Claim[Any], path: Path) -> None:
@@ -185,6 +192,7 @@ def run(
     *,
     minutes: float | None = None,
     seeds: int | None = None,
+    first_seed: int = 1,
     settings: Sequence[str] = (),
     text: str | Path | None = None,
     out: str | Path | None = None,
@@ -192,16 +200,16 @@ def run(
 ) -> Finding:
     """Run a claim, or resume it: trials that are stored in the folder are not repeated; -> the finding.
 
-    `minutes`: of one core, which scale the steps (by default the claim's full size); `settings`: the claim's own, as
-    ["width=64"]; `out`: the folder, by default runs/lab/NAME; `show`: progress. One thread computes, whatever the
-    number of cores, so that one seed gives the same numbers on every machine of a kind.
+    `minutes`: of one core, which scale the steps (by default the claim's full size); `seeds`: how many, counted from
+    `first_seed`; `settings`: the claim's own, as ["width=64"]; `out`: the folder, by default runs/lab/NAME; `show`:
+    progress. One thread computes, whatever the number of cores, so that one seed gives the same numbers on every
+    machine of a kind.
     """
-    wanted = request(name, minutes, seeds, settings, text)
+    wanted = request(name, minutes, seeds, settings, text, first_seed)
     folder = Path(out) if out is not None else FOLDER / wanted.claim.name
     with folder_lock(folder), _one_thread():
-        begun = time.monotonic()
         measured, seconds = _trials(wanted, folder / TRIALS, show=show)
-        finding = conclude(wanted, measured, seconds + time.monotonic() - begun)
+        finding = conclude(wanted, measured, seconds)
         write_file(folder / PICTURE, finding.picture.encode())
         finding.save(folder / PAGE)
         write_file(folder / FINDING, json_bytes(finite(finding.to_json())))
@@ -219,13 +227,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def _trials(wanted: Request, path: Path, *, show: bool) -> tuple[Numbers, float]:
-    """Measure every arm with every seed; each trial is stored as it comes. -> numbers, and earlier seconds."""
+    """Measure every arm with every seed; each trial is stored as it comes. -> numbers, and processor seconds."""
     stored = read_trials(path)
-    own = stored.setdefault(wanted.key, {"seconds": 0.0, "trials": {}})
-    done, before = own["trials"], float(own["seconds"])
-    claim, seeds = wanted.claim, range(1, wanted.seeds + 1)
+    own = stored.setdefault(wanted.key, {"seconds": {}, "trials": {}})
+    done, seconds = own["trials"], own["seconds"]
+    claim, seeds = wanted.claim, wanted.seeds
     names = [(arm, seed) for seed in seeds for arm in claim.arms]
-    begun = time.monotonic()
     with progress(len(names), claim.name) if show else _silent() as advance:
         for arm, seed in names:
             if f"{arm} {seed}" in done:
@@ -238,13 +245,15 @@ def _trials(wanted: Request, path: Path, *, show: bool) -> tuple[Numbers, float]
                 told += share
                 advance(share)
 
+            begun = time.process_time()  # which other programs on the machine do not lengthen
             found = claim.measure(wanted.trial(arm, seed, tell))
             done[f"{arm} {seed}"] = {name: float(value) for name, value in found.items()}
-            own["seconds"] = before + time.monotonic() - begun
+            seconds[f"{arm} {seed}"] = time.process_time() - begun
             write_file(path, json_bytes(finite(stored)))
             advance(max(0.0, 1 - told))
     trials = {arm: [done[f"{arm} {seed}"] for seed in seeds] for arm in claim.arms}
-    return Numbers({arm: _by_measure(found) for arm, found in trials.items()}), before
+    taken = sum(seconds[f"{arm} {seed}"] for arm, seed in names)
+    return Numbers({arm: _by_measure(found) for arm, found in trials.items()}), taken
 
 
 @contextmanager
@@ -264,9 +273,14 @@ def read_trials(path: Path) -> dict[str, Any]:
         return {}
     stored = read_json(path)
     for group in stored.values():
-        if not isinstance(group, dict) or not isinstance(group.get("trials"), dict) or "seconds" not in group:
+        if not isinstance(group, dict) or not _is_group(group.get("trials"), group.get("seconds")):
             raise DamagedFile(f"{path} holds no trials of a claim. Delete it, or choose another folder with --out.")
     return stored
+
+
+def _is_group(trials: object, seconds: object) -> bool:
+    """Whether these are trials and the processor seconds of each."""
+    return isinstance(trials, dict) and isinstance(seconds, dict) and trials.keys() == seconds.keys()
 
 
 def conclude(wanted: Request, numbers: Numbers, seconds: float) -> Finding:
@@ -279,7 +293,7 @@ def conclude(wanted: Request, numbers: Numbers, seconds: float) -> Finding:
     facts = {
         "name": claim.name, "question": claim.question, "source": claim.source, "verdict": verdict,
         "rule": claim.rule, "method": claim.method, "caveats": claim.caveats, "numbers": numbers.to_json(),
-        "seeds": list(range(1, wanted.seeds + 1)), "minutes": wanted.minutes, "full_minutes": claim.minutes,
+        "seeds": list(wanted.seeds), "minutes": wanted.minutes, "full_minutes": claim.minutes,
         "settings": dataclasses.asdict(wanted.settings), "scale": wanted.minutes / claim.minutes,
         "text": str(wanted.text) if wanted.text else None, "seconds": round(seconds, 1), "command": wanted.command,
         "versions": {"regard": __version__, "torch": str(torch.__version__), "python": platform.python_version()},

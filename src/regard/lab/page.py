@@ -17,11 +17,12 @@ _CARD_STYLE = """
 .lab-card h2 { margin: 0 0 .3rem } .lab-card dl { display: grid; grid-template-columns: max-content 1fr;
   gap: .3rem 1.2rem; margin: .8rem 0 } .lab-card dt { color: var(--quiet) } .lab-card dd { margin: 0; max-width: 46rem }
 .verdict { display: inline-block; padding: .05rem .6rem; border-radius: 1em; border: 1px solid currentColor;
-  font-size: .85rem } .confirmed { color: #2b7a4b } .refuted { color: #b3261e } .undecided { color: #8a6500 }
+  font-size: .85rem; white-space: nowrap }
+.confirmed { color: #2b7a4b } .refuted { color: #b3261e } .undecided { color: #8a6500 }
 .lab-card table, .list { border-collapse: collapse; font-size: .85rem }
 .lab-card th, .list th { text-align: left; font-weight: 400; color: var(--quiet) } .lab-card td { text-align: right }
 .lab-card th, .lab-card td, .list th, .list td { padding: .18rem 1.2rem .18rem 0; border-bottom: 1px solid var(--line) }
-.scroll { overflow-x: auto } .finding { display: block; max-width: 100%; height: auto; margin: .8rem 0 }
+.scroll { overflow-x: auto } .finding { display: block; color: inherit; max-width: 100%; height: auto; margin: .8rem 0 }
 .finding circle[class^="m"] { fill: var(--own) } .finding path[class^="m"], .finding polyline[class^="m"] {
   stroke: var(--own) } code { font-size: .85rem; overflow-wrap: anywhere }
 @media screen and (prefers-color-scheme: dark) { .confirmed { color: #7bcf9d } .refuted { color: #f2897f }
@@ -52,7 +53,7 @@ def verdict_mark(verdict: str) -> str:
 def card(facts: Mapping[str, Any], picture: str) -> str:
     """A finding as a card: question, what was done, picture, numbers, verdict, caveats, command."""
     seeds = facts["seeds"]
-    size = f"{facts['minutes']:g} minutes of one core asked for, {facts['seconds'] / 60:.1f} taken"
+    size = f"{facts['minutes']:g} minutes of one core asked for, {facts['seconds'] / 60:.1f} of processor time taken"
     rows = {
         "source": facts["source"], "what was done": facts["method"], "rule, stated before": facts["rule"],
         "caveats": facts["caveats"],
@@ -113,16 +114,17 @@ def report(findings: Sequence[Finding], note: str) -> str:
     return document("The lab", STYLE + CHART_STYLE + _CARD_STYLE, body)
 
 
-def table(findings: Sequence[Finding]) -> str:
-    """The findings as a Markdown table: claim, question, numbers, verdict, minutes."""
-    lines = ["| claim | question | numbers (mean ± spread over seeds) | verdict | minutes |", "|---|---|---|---|---|"]
-    for one in findings:
-        facts = one.facts
-        lines.append(
-            f"| `{facts['name']}` | {facts['question']} | {_brief(facts['numbers'])} | **{facts['verdict']}** "
-            f"| {facts['seconds'] / 60:.1f} |"
-        )
-    return "\n".join(lines)
+def table(findings: Sequence[Finding], others: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The findings as a Markdown table, with their size and processor minutes, then claims that have none."""
+    names = ("claim", "question", "numbers (mean ± spread over seeds)", "verdict", "size", "seeds", "minutes")
+    rows = [names, ("---",) * len(names)]
+    for facts in (one.facts for one in findings):
+        size = "full" if facts["scale"] == 1 else f"{facts['scale']:.2g} of full"
+        seeds = f"{facts['seeds'][0]}–{facts['seeds'][-1]}"
+        rows.append((f"`{facts['name']}`", facts["question"], _brief(facts["numbers"]), f"**{facts['verdict']}**", size,
+                     seeds, f"{facts['seconds'] / 60:.1f}"))  # fmt: skip
+    rows += [(f"`{one['name']}`", one["question"], "–", "not run", "–", "–", "–") for one in others]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _brief(numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:

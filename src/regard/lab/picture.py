@@ -17,7 +17,7 @@ _CHARACTER = 6.2  # pixels, about
 
 
 def draw(picture: Picture) -> str:
-    """The picture as a stand-alone SVG document; its colours follow the page that it stands in."""
+    """The picture as a stand-alone SVG document, legible on light and dark; a page of ours gives it its own colours."""
     legend, rows = _legend([series.name for series in picture.series]) if len(picture.series) > 1 else ("", 0)
     turned = sum(len(label) + 2 for label in picture.labels) * _CHARACTER > _WIDTH - _LEFT
     bottom = _BOTTOM + (min(120, max(map(len, picture.labels)) * 4) if turned else 0)
@@ -48,7 +48,7 @@ def draw(picture: Picture) -> str:
     title = f"<title>{escaped(picture.title)}</title>"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" '
-        f'font-family="system-ui, sans-serif" font-size="11" class="finding">{title}{"".join(parts)}</svg>'
+        f'color="#667" font-family="system-ui, sans-serif" font-size="11" class="finding">{title}{"".join(parts)}</svg>'
     )
 
 

@@ -35,7 +35,7 @@ class Sizes:
     depth: int = 2
     labelled: int = 96
     rows: int = 32  # per step
-    steps: int = 400  # of pre-training
+    steps: int = 1500  # of pre-training
     fine_tuning: int = 80  # steps
 
 
@@ -47,15 +47,24 @@ def lines(split: Split, count: int) -> tuple[tuple[str, str], ...]:
     return tuple(chosen[:count])
 
 
-def labelled(split: Split, count: int, first: int = 0) -> Samples:
-    """Texts to be classified."""
-    texts, labels = zip(*lines(split, first + count)[first:])
+POOL = 6000
+"""Texts of the training split; a seed labels some of them."""
+
+
+def labelled(split: Split, count: int, seed: int | None = None) -> Samples:
+    """Texts to be classified: the first ones, or those that a seed draws from the pool."""
+    if seed is None:
+        chosen = lines(split, count)
+    else:
+        order = torch.randperm(POOL, generator=torch.Generator().manual_seed(seed))
+        chosen = tuple(lines(split, POOL)[number] for number in order[:count].tolist())
+    texts, labels = zip(*chosen)
     return Classification(LENGTH, LANGUAGES).samples(Corpus(texts, labels, ("languages",)), (BYTES, None))
 
 
 def unlabelled(task: TaskBase) -> Samples:
     """The texts alone, for pre-training."""
-    texts = [text for text, _ in lines("train", 6000)]
+    texts = [text for text, _ in lines("train", POOL)]
     return task.samples(Corpus(texts, None, ("languages",)), (BYTES, None))
 
 
@@ -73,7 +82,7 @@ def compare(model: Model, task: TaskBase, trial: Trial[Any]) -> dict[str, float]
     sizes: Sizes = trial.settings
     pretrained = build(model, BYTES.vocabulary, trial.seed)
     learn(pretrained, unlabelled(task), trial, steps=trial.scaled("steps"), batch=sizes.rows, share=0.8)
-    few, test = labelled("train", sizes.labelled, sizes.labelled * trial.seed), labelled("test", 600)
+    few, test = labelled("train", sizes.labelled, trial.seed), labelled("test", 600)
     found = {}
     for name, start in {"from scratch": None, "pre-trained": pretrained}.items():
         network = classifier(model, start, trial.seed)

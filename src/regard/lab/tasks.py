@@ -23,9 +23,6 @@ from regard.lab.learning import Rows
 BOS = 0
 """The first token of a decoder's input; symbols are 1 and above."""
 
-HELD_OUT = 1 << 20
-"""Added to a seed, it gives rows that no training with a seed below it has seen."""
-
 
 def draw(seed: int, *shape: int, below: int, above: int = 1) -> Tensor:
     """Random symbols from `above` to `below` - 1."""

@@ -45,6 +45,10 @@ class Readout(nn.Module):
         """The summed loss; targets of -100 are ignored."""
         raise NotImplementedError
 
+    def shares(self, tokens: int) -> Tensor:
+        """-> OT: how much the state of each token counts in each output; by default there is one per token."""
+        return torch.eye(tokens)
+
 
 @dataclass(frozen=True)
 class Transform:
@@ -267,6 +271,11 @@ class PooledReadout(Readout):
         self.pool, self.activation = pool, inner
         self.inner = linear(width, width) if inner else None
         self.dropout = Dropout(dropout)
+
+    def shares(self, tokens: int) -> Tensor:
+        """-> 1T: what pooling takes of each state; of the maximum, equal shares."""
+        taken = self.pool.pool(torch.eye(tokens)[None], None)
+        return taken / taken.sum()
 
     def pooled(self, states: Tensor, padding: Tensor | None) -> Tensor:
         """BTD -> BD."""

@@ -68,7 +68,7 @@ def generation_steps(
     states = network.hidden_states(**inputs)[0]
     rows = torch.arange(len(labels), device=states.device)
     if network.shape == "encoder":
-        masked = labels == _mask(tokenizer)
+        masked = labels == mask_id(tokenizer)
         # The token at a mask is the mask itself; the original is unknown.
         rows, labels = (masked.nonzero().flatten() if bool(masked.any()) else rows), labels.masked_fill(masked, IGNORED)
     logs, probabilities, tokens = token_probabilities(network, states[rows], labels[rows], candidates)
@@ -207,7 +207,7 @@ class BeamTree:
         return self.nodes
 
 
-def _mask(tokenizer: Tokenizer) -> int:
+def mask_id(tokenizer: Tokenizer) -> int:
     """The mask token, or -1 if there is none."""
     try:
         return tokenizer.mask

@@ -18,6 +18,8 @@ from regard.layers.record import ScoreInputs
 from regard.models.model import Network
 from regard.progress import QUIET, Progress
 from regard.show.ablation import ablate_each_head
+from regard.show.attribution import MAX_TOKENS as MAX_ATTRIBUTED
+from regard.show.attribution import Attribution, attribution
 from regard.show.collect import LayerAttention, Stopped, StoragePlan, plan_storage
 from regard.show.embeddings import nearest_neighbours, position_tables
 from regard.show.generation import generation_steps, predicted
@@ -154,7 +156,9 @@ def trace_payload(
 
 
 _STOPPED = "stopped before it was ready"
-_NO_EXAMPLE: dict[str, Any] = dict.fromkeys(("prediction", "walk", "generation", "neighbours", "ablation"), None)
+_NO_EXAMPLE: dict[str, Any] = dict.fromkeys(
+    ("prediction", "walk", "generation", "neighbours", "attribution", "ablation"), None
+)
 _NO_EXAMPLE["positions"] = []
 
 
@@ -178,6 +182,10 @@ def _example(trace: AttentionTrace, example: Example, blobs: Blobs, progress: Pr
             found["generation"] = steps or None
             progress(0)
             found["neighbours"] = _neighbours(trace, example)
+        if example.collector.shapes:
+            progress(0)
+            depends = attribution(network, tokenizers, inputs, target_ids, progress)
+            found["attribution"] = depends and _attribution(depends, blobs)
         if _ablation_work(trace):
             heads = {name: layer.shape.heads for name, layer in trace.layers.items()}
             counted: Progress = lambda done: progress(done * tokens)  # noqa: E731
@@ -199,12 +207,18 @@ def dropped_views(
     found = {f"{len(missing)} of {len(shapes)} layers": _STOPPED} if missing else {}
     if any(shape.score_numbers for shape in shapes.values()) and not all(plan.score_inputs for plan in plans.values()):
         found["Neuron"] = f"the queries and keys of {tokens:,} tokens do not fit into the file"
-    predicts = network.description.readout.outputs == "tokens" and network.description.readout.directions == 1
+    readout = network.description.readout
+    predicts = readout.outputs == "tokens" and readout.directions == 1
     embeds = not network.description.embed.characters
-    parts = ("Generation", predicts, rest["generation"]), ("Nearest neighbours", embeds, rest["neighbours"])
-    for view, wanted, part in parts:
-        if wanted and part is None and (stopped or tokens > _MAX_TOKENS):
-            found[view] = f"{tokens:,} tokens; {_MAX_TOKENS:,} at most" if tokens > _MAX_TOKENS else _STOPPED
+    attributes = bool(shapes) and embeds and readout.outputs != "vectors" and readout.directions == 1
+    parts = (
+        ("Generation", predicts, rest["generation"], _MAX_TOKENS),
+        ("Nearest neighbours", embeds, rest["neighbours"], _MAX_TOKENS),
+        ("Explanation", attributes, rest["attribution"], MAX_ATTRIBUTED),
+    )
+    for view, wanted, part, most in parts:
+        if wanted and part is None and (stopped or tokens > most):
+            found[view] = f"{tokens:,} tokens; {most:,} at most" if tokens > most else _STOPPED
     if shapes and rest["ablation"] is None:
         passes = sum(shape.heads for shape in shapes.values())
         why = f"{passes} passes over {tokens:,} tokens; {_MAX_ABLATION_TOKENS // passes:,} tokens at most"
@@ -266,6 +280,15 @@ def _walk(found: Walk | None, blobs: Blobs) -> dict[str, Any] | None:
         },
         "states": blobs.add(found.states), "logits": blobs.add(found.logits, "f4"), "candidates": found.candidates,
         "feedforward": found.feedforward,
+    }  # fmt: skip
+
+
+def _attribution(found: Attribution, blobs: Blobs) -> dict[str, Any]:
+    """The JSON object of an attribution."""
+    return {
+        "side": found.side, "rows": found.rows, "shares": found.shares.tolist() if found.shares is not None else None,
+        "chosen": found.chosen, "scores": found.scores.tolist(), "instead": found.instead,
+        "gradient": blobs.add(found.gradient, "f4"), "left_out": blobs.add(found.left_out, "f4"),
     }  # fmt: skip
 
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regard.lab.claim import CONFIRMED, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_arm
+from regard.lab.claim import CONFIRMED, HELD_OUT, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_arm
 from regard.lab.learning import Rows, build, learn, score
-from regard.lab.tasks import HELD_OUT, running_sums
+from regard.lab.tasks import running_sums
 from regard.models import zoo
 from regard.models.model import Network
 from regard.training.scheduled_sampling import Linear, with_model_predictions
@@ -27,7 +27,7 @@ class Settings:
     modulus: int = 10
     length: int = 12
     rows: int = 64  # per step
-    steps: int = 300
+    steps: int = 600
 
 
 PROBABILITY = {"teacher forcing": 0.0, "scheduled sampling": 0.5}
@@ -76,10 +76,10 @@ CLAIM = Claim(
     rule="Confirmed if with teacher forcing the accuracy given its own predictions is more than 5 points lower in "
     "every seed; refuted if less than 1 point in every seed. Not decided while it is below 30% given the truth. "
     "Whether scheduled sampling narrows the gap is reported, not judged.",
-    caveats="A model that makes no errors has no gap: with many more steps it closes. In this task errors never "
-    "heal, in text they may.",
-    minutes=5,
-    fewest=3,
+    caveats="A model that makes no errors has no gap: in a pilot with seed 1, which settled the number of steps, "
+    "it was 28 points after 600 steps and below 1 after 1,000. In this task errors never heal, in text they may.",
+    minutes=3,
+    fewest=2,
     arms=tuple(PROBABILITY),
     settings=Settings(),
     measure=measure,

@@ -12,9 +12,9 @@ from itertools import pairwise
 
 import torch
 
-from regard.lab.claim import CONFIRMED, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_label
+from regard.lab.claim import CONFIRMED, HELD_OUT, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_label
 from regard.lab.learning import Rows, build, ignored, learn, score
-from regard.lab.tasks import HELD_OUT, lagged_copy
+from regard.lab.tasks import lagged_copy
 from regard.layers.positions import ALiBi, Learned, Position, RelativeBias, Rotary, Sinusoid
 from regard.models import zoo
 
@@ -85,8 +85,8 @@ CLAIM = Claim(
     "every seed. Not decided while it is below 90% within the training length.",
     caveats="The causal mask also tells positions. Rotary, relative and ALiBi are reported: relative positions are "
     "made for this.",
-    minutes=5,
-    fewest=3,
+    minutes=3,
+    fewest=2,
     arms=tuple(POSITIONS),
     settings=Settings(),
     measure=measure,

@@ -13,9 +13,9 @@ from typing import Literal
 import torch
 
 from regard.data.batching import IGNORE_INDEX
-from regard.lab.claim import CONFIRMED, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_label
+from regard.lab.claim import CONFIRMED, HELD_OUT, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_label
 from regard.lab.learning import Rows, build, learn, score
-from regard.lab.tasks import BOS, HELD_OUT, draw
+from regard.lab.tasks import BOS, draw
 from regard.layers.lsh.masks import RankWindow
 from regard.layers.positions import Learned
 from regard.layers.record import Record
@@ -34,7 +34,7 @@ class Settings:
     window: int = 8
     buckets: int = 8
     rounds: tuple[int, ...] = (1, 2, 4, 8)  # in evaluation
-    steps: int = 700
+    steps: int = 525
 
 
 FULL = 0
@@ -127,7 +127,7 @@ CLAIM = Claim(
     "tokens: nothing is saved at this length. Training with hashing learns this task much later (thousands of steps); "
     "at this size it may not learn it at all.",
     minutes=6,
-    fewest=3,
+    fewest=4,
     arms=tuple(ROUNDS),
     settings=Settings(),
     measure=measure,

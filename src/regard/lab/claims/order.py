@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from regard.lab.claim import CONFIRMED, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_label
+from regard.lab.claim import CONFIRMED, HELD_OUT, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_label
 from regard.lab.learning import Rows, build, learn, score
-from regard.lab.tasks import HELD_OUT, draw
+from regard.lab.tasks import draw
 from regard.layers.patterns import Full
 from regard.layers.positions import Learned, Position
 from regard.models import zoo
@@ -84,7 +84,7 @@ CLAIM = Claim(
     "than 3 points where it is not. Refuted if they gain less than 3 points where order is asked for in every seed. "
     "Not decided while the words themselves are not recognized (90%).",
     caveats="Chance is 50%. Real labels depend on order less: there a bag of words is often a strong baseline.",
-    minutes=3,
+    minutes=1,
     fewest=1,
     arms=tuple(POSITIONS),
     settings=Settings(),

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regard.lab.claim import CONFIRMED, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_arm
+from regard.lab.claim import CONFIRMED, HELD_OUT, NOT_DECIDED, REFUTED, Claim, Numbers, Trial, Verdict, by_arm
 from regard.lab.learning import build, learn, score
-from regard.lab.tasks import HELD_OUT, lagged_copy
+from regard.lab.tasks import lagged_copy
 from regard.layers.patterns import Full
 from regard.layers.positions import Concatenated, Learned, Position, RelativeBias, Rotary, Sinusoid
 from regard.models import zoo

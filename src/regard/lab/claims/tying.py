@@ -69,8 +69,8 @@ CLAIM = Claim(
     rule="Confirmed if in every seed the tied model's loss is less than 0.02 nats above that of the untied one; "
     "refuted if more than 0.05 nats above it in every seed.",
     caveats="Short training of a small model; the gain of more parameters may come later.",
-    minutes=5,
-    fewest=3,
+    minutes=3,
+    fewest=2,
     arms=tuple(TIED),
     settings=Settings(),
     measure=measure,
