@@ -36,7 +36,7 @@ from regard.decode.terms import Constraints
 from regard.decode.terms import Glossary as Glossary
 from regard.decode.text_generator import TextGenerator, shown_progress
 from regard.decode.text_generator import ensemble as ensemble
-from regard.engines.folder import CONVERTED_PRECISION, Engine, find_converted
+from regard.engines.folder import CONVERTED_PRECISION, PROGRAMS, Engine, find_converted
 from regard.engines.model import ConvertedModel
 from regard.engines.open import open_converted
 from regard.errors import DamagedFile, InputError
@@ -66,14 +66,15 @@ def load(
     folders, to be folded into this model's weights.
 
     `parts` are the caller's own description classes (layers, scores, positions, ...) that the model is made of.
-    `engine` answers what it can: "torch", "ctranslate2", or "auto", a converted model that is proven for these weights.
+    `engine` answers what it can: "torch", "ctranslate2", "onnxruntime", or "auto", a converted model that is proven for
+    these weights.
     `precision` is that of linear maps in torch: "float32", "bfloat16" or "int8"; with another than float32, "auto" is
     torch.
     """
     if isinstance(adapters, str):
         raise InputError(f'adapters takes a list: adapters=["{adapters}"] (adapters).')
     if precision != "float32":
-        if engine == "ctranslate2":
+        if engine in PROGRAMS:
             raise InputError(CONVERTED_PRECISION)
         engine = "torch"
     trained = None if step is None else checkpoint_at(checkpoints_folder(Path(folder)), step).tensors("model")

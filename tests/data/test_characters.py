@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from regard.data.character_samples import CharacterSamples
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.tasks.bidirectional_lm import BidirectionalLM
 from regard.data.tokenize.characters import (
     CHARACTER_VOCABULARY,
-    CharacterSamples,
     bos_and_eos_characters,
     text_characters,
     token_characters,

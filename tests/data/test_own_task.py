@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from regard import zoo
 from regard.data.batching import IGNORE_INDEX, Batch, BatchSampler, Indices, MixtureComponent
+from regard.data.character_samples import with_characters
 from regard.data.read.cache import Cache
 from regard.data.read.corpus import Corpus
 from regard.data.samples import ChunkSamples, LeftOut, chunk_documents
 from regard.data.tasks import Task
 from regard.data.tasks.base import ModelShape, TaskBase, Tokenizers
-from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.encode import Template, padding_mask
 from regard.data.tokenize.train import Character, Word
 from regard.errors import InputError

@@ -95,12 +95,12 @@ def test_heads_give_the_answers_of_torch(name: str, tmp_path: Path):
     assert engine.embedding_width == model.embedding_width == ours.shape[1]
     np.testing.assert_allclose(theirs, ours, atol=1e-4)
     if "classify" in engine.verbs:
-        _same_predictions(model.classify(LINES), engine.classify(LINES))
+        same_predictions(model.classify(LINES), engine.classify(LINES))
     if "classify" in engine.verbs and name != "tags":
-        _same_predictions(model.classify(PAIRS), engine.classify(PAIRS))
+        same_predictions(model.classify(PAIRS), engine.classify(PAIRS))
 
 
-def _same_predictions(ours: list[Any], theirs: list[Any]) -> None:
+def same_predictions(ours: list[Any], theirs: list[Any]) -> None:
     for one, other in zip(ours, theirs, strict=True):
         if isinstance(one, LabelPrediction):
             assert other.label == one.label
@@ -115,7 +115,7 @@ def test_next_sentence_prediction_reads_pairs(tmp_path: Path):
     model, engine = converted(tiny(next_sentence=True), tmp_path)
     assert engine.classifies_pairs
     assert model.classifies_pairs
-    _same_predictions(model.classify(PAIRS), engine.classify(PAIRS))
+    same_predictions(model.classify(PAIRS), engine.classify(PAIRS))
     with pytest.raises(InputError, match="Give pairs of texts"):
         engine.classify(LINES)
 

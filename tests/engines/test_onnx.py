@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import subprocess
 import sys
 import tomllib
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,25 +19,36 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.api import LoadedModel
+from regard.api import LoadedModel, load
 from regard.cli import run
+from regard.decode.inputs import capabilities
 from regard.decode.options import Options
-from regard.engines.onnx_encoder import OnnxEncoder
+from regard.engines.convert import convert_to_ctranslate2
+from regard.engines.encoder import TextEncoder
+from regard.engines.folder import find_converted, place_of, read_proof
 from regard.engines.onnx_export import convert_to_onnx
 from regard.engines.onnx_folder import read_onnx
-from regard.errors import DamagedFile, InputError, RunFailed
+from regard.engines.prove import Sample
+from regard.errors import DamagedFile, InputError, Note, RunFailed
 from regard.extras import EXTRAS
 from regard.layers.contract import Context, Facts, Memory, Sublayer
+from regard.layers.embedding import CharacterCNN
+from regard.layers.join import PreNorm, RMSNorm
 from regard.layers.lsh.masks import Chunks, RankWindow
 from regard.models import zoo
 from regard.models.model import Model
-from regard.models.readouts import Dense, Label, Last, Mean, MultiLabel, Number, Tags, Vector
+from regard.models.readouts import Dense, Label, Last, Mean, Tags, Vector
+from regard.store.convert import read_source
+from regard.store.folder import unique_parameters, write_weights
 from regard.store.loading import Loaded
-from tests.laws.zoo import CLASSIFIERS, ENCODERS, GENERATORS, MODELS
+from tests.engines.test_encoders import same_predictions
+from tests.engines.test_engines import STARTED, no_torch
+from tests.laws.zoo import CLASSIFIERS, ENCODERS, GENERATORS
 from tests.printed import blocks
 from tests.small import TEXTS, WORDPIECE, save_model, small
 
 ROOT = Path(__file__).parent.parent.parent
+LABEL = Label(("one", "two", "three"), Last())
 PAGE = ROOT / "docs" / "onnx.md"
 NAMES = ("one", "two", "three")
 TINY = {"width": 16, "depth": 1, "heads": 2, "inner": 24, "dropout": 0.0}
@@ -43,10 +56,12 @@ PROMPTS = ["the dog", "A dog ran in the park and", "the"]  # of different length
 SOURCES = [*TEXTS, "dog", "the park and the mat " * 6]
 
 QUICK: dict[str, Model] = {
-    "transformer": zoo.transformer(**TINY),
-    "luong": zoo.luong(16, 1, dropout=0.0),
+    "transformer": zoo.transformer(**TINY, join=PreNorm(RMSNorm())),
     "sha-rnn": zoo.sha_rnn(16, 1, window=6, dropout=0.0),
-    "reformer": zoo.reformer(**TINY, pattern=RankWindow(3), buckets=4, rounds=2, attention=("lsh",)),
+}
+SLOW = GENERATORS | {
+    "luong, tiny": zoo.luong(16, 1, dropout=0.0),
+    "reformer, rounds": zoo.reformer(**TINY, pattern=RankWindow(3), buckets=4, rounds=2, attention=("lsh",)),
 }
 
 
@@ -54,8 +69,12 @@ def converted(folder: Path, description: Model, **settings: Any) -> LoadedModel:
     """A small model, converted to a folder."""
     model = small(description, **settings)
     loaded = Loaded(model.network, (WORDPIECE, None), {"model_type": "regard"}, settings.get("generation_config") or {})
-    convert_to_onnx(loaded, folder, TEXTS)
+    convert_to_onnx(loaded, folder.parent, folder, Sample.of(TEXTS))
     return model
+
+
+def opened(folder: Path) -> TextEncoder:
+    return TextEncoder(folder, no_torch)
 
 
 def reference_decoder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -98,36 +117,36 @@ def test_the_decoder_of_the_documents_writes_what_greedy_search_writes(
 
 
 @pytest.mark.storm
-@pytest.mark.parametrize("name", GENERATORS)
+@pytest.mark.parametrize("name", SLOW)
 def test_every_generator_of_the_zoo_is_converted(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    check_generator(tmp_path / "model", GENERATORS[name], monkeypatch)
+    check_generator(tmp_path / "model", SLOW[name], monkeypatch)
 
 
 def check_encoder(folder: Path, description: Model) -> None:
     model = converted(folder, description)
-    engine = OnnxEncoder(folder)
+    engine = opened(folder)
     for pool in (None, "mean", "max", "last", "first"):
         expected = model.embed(SOURCES, pool=pool)
-        np.testing.assert_allclose(engine.embed(SOURCES, pool=pool), expected, rtol=1e-3, atol=1e-4)
-    readout = description.readout
-    if isinstance(readout, Tags):
-        assert engine.tags(SOURCES) == [list(one.words) for one in model.classify(SOURCES)]
-    elif isinstance(readout, Number):
-        assert engine.numbers(SOURCES) == pytest.approx([one.number for one in model.classify(SOURCES)], abs=1e-3)
-    elif isinstance(readout, Label | MultiLabel):
-        ours = model.classify(SOURCES)
-        assert engine.classify(SOURCES) == [one.label for one in ours]
-        for row, one in zip(engine.probabilities(SOURCES), ours, strict=True):
-            assert row == pytest.approx(one.probabilities, abs=1e-4)
+        np.testing.assert_allclose(engine.embed(SOURCES, pool=pool), expected, rtol=1e-4, atol=1e-4)
+    for (names, ours), (same, theirs) in zip(model.embed(SOURCES, tokens=True), engine.embed(SOURCES, tokens=True)):
+        assert names == same
+        np.testing.assert_allclose(theirs, ours, rtol=1e-4, atol=1e-4)
+    assert ("classify" in engine.verbs) == ("classify" in capabilities(model.description, model.tokenizer))
+    if "classify" in engine.verbs:
+        texts: list[Any] = [*pairwise(SOURCES)] if model.classifies_pairs else SOURCES
+        same_predictions(model.classify(texts), engine.classify(texts))
 
 
 ENCODER = zoo.bert(**TINY, max_positions=64)
 WORDS = zoo.elmo(width=16, inner=12, embed=zoo.bert(**TINY).embed, clip=0.5)
+CHARACTERS = zoo.elmo(width=16, inner=12, embed=CharacterCNN(filters=((1, 4), (2, 4)), characters=12), clip=0.5)
 HEADS: dict[str, Model] = {
-    "label": replace(ENCODER, readout=Label(NAMES)),
     "dense vector": replace(ENCODER, readout=Vector(Mean(), dense=(Dense(10), Dense(7, None)))),
-    "recurrent, tags": replace(WORDS, readout=Tags(NAMES)),
+    "recurrent by characters, tags": replace(CHARACTERS, readout=Tags(NAMES)),
 }
+SLOW_HEADS = CLASSIFIERS | ENCODERS | {
+    "recurrent, tags": replace(WORDS, readout=Tags(NAMES)), "label": replace(ENCODER, readout=Label(NAMES)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -136,17 +155,13 @@ def test_an_encoder_gives_the_vectors_and_labels_of_torch(name: str, tmp_path: P
 
 
 @pytest.mark.storm
-@pytest.mark.parametrize("name", [*CLASSIFIERS, *ENCODERS])
+@pytest.mark.parametrize("name", SLOW_HEADS)
 def test_every_encoder_of_the_zoo_is_converted(name: str, tmp_path: Path):
-    check_encoder(tmp_path / "model", MODELS[name])
+    check_encoder(tmp_path / "model", SLOW_HEADS[name])
 
 
 def test_the_labels_of_pairs_are_those_of_torch_too(tmp_path: Path):
-    model = converted(tmp_path / "model", zoo.bert(**TINY, max_positions=64, next_sentence=True))
-    pairs = [(TEXTS[0], TEXTS[1]), (TEXTS[2], TEXTS[0])]
-    rows = OnnxEncoder(tmp_path / "model").probabilities(pairs)
-    for row, one in zip(rows, model.classify(pairs), strict=True):
-        assert row == pytest.approx(one.probabilities, abs=1e-4)
+    check_encoder(tmp_path / "model", zoo.bert(**TINY, max_positions=64, next_sentence=True))
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +265,7 @@ def test_the_command_converts_a_folder_and_overwrites_no_other(
     command = ["convert", str(folder), "--to", "onnx"]
     assert run(command) == 0
     said = capsys.readouterr().err
-    assert "engines/onnx: decoder_step, checked on a sample" in said
+    assert "engines/onnxruntime-float32: decoder_step, checked on a sample" in said
     assert run(command) == 0  # again, in its own place
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes.txt").write_text("mine")
@@ -264,53 +279,92 @@ def test_the_command_converts_a_folder_and_overwrites_no_other(
     assert "is for --to ctranslate2" in capsys.readouterr().err
 
 
-def test_what_is_no_graph_is_refused_in_one_line(tmp_path: Path, windowed: tuple[Path, LoadedModel]):
-    with pytest.raises(InputError, match="holds no encoder"):
-        OnnxEncoder(windowed[0])
-    with pytest.raises(InputError, match=r"config\.json"):
-        OnnxEncoder(tmp_path)
-    save_model(tmp_path / "torch", small(ENCODER))
-    with pytest.raises(InputError, match="not converted to ONNX"):
-        OnnxEncoder(tmp_path / "torch")
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder that labels texts, converted in its own place."""
+    folder = save_model(tmp_path_factory.mktemp("beside") / "model", small(replace(ENCODER, readout=LABEL)))
+    place = place_of(folder, "float32", "onnxruntime")
+    convert_to_onnx(read_source(folder), folder, place, Sample.of(TEXTS))
+    return folder
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "alone"])
+def test_commands_of_encoders_run_without_torch(engine: str, beside: Path):
+    model, place = load(beside, engine="torch"), place_of(beside, "float32", "onnxruntime")
+    words = [str(place)] if engine == "alone" else [str(beside), "--engine", engine]
+    found = []
+    for command in ("classify", "embed"):
+        done = subprocess.run(
+            [sys.executable, "-c", STARTED, command, *words], input="\n".join(TEXTS).encode(), capture_output=True,
+            check=False,
+        )  # fmt: skip
+        assert done.stderr.decode().splitlines() == ["False"]  # torch was not imported
+        found.append(done.stdout)
+    assert found[0].decode().splitlines() == [one.label for one in model.classify(TEXTS)]
+    np.testing.assert_allclose(np.load(io.BytesIO(found[1])), model.embed(TEXTS), rtol=1e-4, atol=1e-4)
+
+
+def test_auto_takes_what_is_proven_in_float32_first(beside: Path, tmp_path: Path):
     folder = tmp_path / "model"
-    converted(folder, HEADS["label"])
-    engine = OnnxEncoder(folder)
-    with pytest.raises(InputError, match="no number"):
-        engine.numbers(TEXTS)
-    with pytest.raises(InputError, match="no tags"):
-        engine.tags(TEXTS)
+    shutil.copytree(beside, folder)
+    place = place_of(folder, "float32", "onnxruntime")
+    proof = read_proof(place)
+    assert proof is not None
+    assert (proof.engine, proof.lines, proof.equal_lines) == ("onnxruntime", len(TEXTS), len(TEXTS))
+    convert_to_ctranslate2(read_source(folder), folder, place_of(folder, "int8"), "int8", Sample.of(TEXTS))
+    assert find_converted(folder, "auto", "embed") == place  # before CTranslate2 in int8
+    other = place_of(folder, "float32")
+    convert_to_ctranslate2(read_source(folder), folder, other, "float32", Sample.of(TEXTS))
+    assert find_converted(folder, "auto", "embed") == other
+    assert find_converted(folder, "onnxruntime", "embed") == place
+    write_weights(folder, {name: value + 1 for name, value in unique_parameters(load(folder).network).items()})
+    with pytest.raises(InputError, match="was converted from other weights"):
+        find_converted(folder, "onnxruntime", "embed")
+
+
+def test_what_the_runtime_does_not_do_is_refused_or_left_to_torch(beside: Path, windowed: tuple[Path, LoadedModel]):
+    with pytest.raises(InputError, match="ONNX Runtime does not generate here"):
+        find_converted(beside, "onnxruntime", "generate")
+    with pytest.raises(InputError, match="holds graphs for other programs"):
+        find_converted(windowed[0], "auto", "generate")
+    with pytest.warns(Note, match="ONNX Runtime does not honour layer, so torch embeds"):
+        load(beside, engine="onnxruntime").embed(TEXTS, layer=1)
+    with pytest.raises(InputError, match="--precision"):
+        load(beside, engine="onnxruntime", precision="int8")
+
+
+def test_graphs_of_a_generator_beside_its_model_leave_it_to_torch(
+    windowed: tuple[Path, LoadedModel], tmp_path: Path, recwarn: pytest.WarningsRecorder
+):
+    folder = save_model(tmp_path / "model", windowed[1])
+    shutil.copytree(windowed[0], place_of(folder, "float32", "onnxruntime"))
+    assert find_converted(folder, "auto", "generate") is None
+    assert find_converted(folder, "auto") is None
+    assert not recwarn.list
+
+
+def test_what_is_no_graph_is_refused_in_one_line(tmp_path: Path, beside: Path):
+    with pytest.raises(InputError, match=r"config\.json"):
+        read_onnx(tmp_path)
+    with pytest.raises(InputError, match="not converted to ONNX"):
+        read_onnx(beside)
+    folder = tmp_path / "model"
+    shutil.copytree(place_of(beside, "float32", "onnxruntime"), folder)
+    engine = opened(folder)
     with pytest.raises(InputError, match="tokens"):
         engine.embed(["the cat sat on the mat " * 40])
-    assert engine.embed(["the cat sat on the mat " * 40], max_length=64).shape == (1, 16)
-    assert engine.embed([]).shape == (0, 16)
     with pytest.raises(InputError, match="one or the other"):
         engine.classify(["a", ("a", "b")])
     (folder / "encoder.onnx").write_bytes(b"no graph")
     with pytest.raises(DamagedFile, match=r"encoder\.onnx"):
-        OnnxEncoder(folder)
-    (folder / "MANIFEST.json").unlink(missing_ok=True)
+        opened(folder)
     for path in folder.glob("*manifest*"):
         path.unlink()
     with pytest.raises(DamagedFile, match=r"encoder\.onnx cannot be used"):
-        OnnxEncoder(folder)
-    shutil.copyfile(folder / "tokenizer.json", folder / "config.json")
-    with pytest.raises(InputError, match="not converted to ONNX"):
-        OnnxEncoder(folder)
+        opened(folder)
     (folder / "config.json").write_text('{"format": "regard-onnx", "shape": 3}')
     with pytest.raises(DamagedFile, match="cannot be used"):
-        OnnxEncoder(folder)
-
-
-def test_an_encoder_runs_without_torch(tmp_path: Path):
-    converted(tmp_path / "model", replace(ENCODER, readout=Label(NAMES, Last())))
-    code = (
-        "import sys; from pathlib import Path; from regard.engines.onnx_encoder import OnnxEncoder\n"
-        f"print(OnnxEncoder(Path({str(tmp_path / 'model')!r})).classify(['the dog sat'])[0])\n"
-        "assert 'torch' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in NAMES
+        read_onnx(folder)
 
 
 def test_the_extra_names_what_a_conversion_imports():

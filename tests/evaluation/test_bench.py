@@ -35,7 +35,7 @@ def test_advice_names_commands_and_how_much_they_give():
     speeds = [speed(task, setting, rate, 9 if setting == INT8 else 10) for setting, rate in rates.items()]
     speeds += [speed(greedy, setting, 3 * rate) for setting, rate in rates.items()]
     speeds += [speed(alone, setting, rate / 2) for setting, rate in rates.items()]
-    found = sentences(speeds, {"float32": None, "int8": Path("runs/m/engines/ctranslate2-int8")})
+    found = sentences(speeds, {FLOAT: None, INT8: Path("runs/m/engines/ctranslate2-int8")})
     assert "--threads 1" in found
     assert (
         "float32 is 2.0 x as fast as torch (10 of 10 answers are those of torch): regard convert runs/m --to" in found
@@ -44,6 +44,13 @@ def test_advice_names_commands_and_how_much_they_give():
     assert "regard translate runs/m/engines/ctranslate2-int8" in found
     assert "Greedy search is 3.0 x" in found
     assert "Many lines at once are 2.0 x" in found
+
+
+def test_advice_names_the_conversion_to_the_engine_that_is_fast():
+    graph = Setting("onnxruntime", "float32", 2)
+    found = sentences([speed(Task("embed"), TORCH_2, 10.0), speed(Task("embed"), graph, 20.0)], {graph: None})
+    assert "ONNX Runtime in float32 is 2.0 x as fast as torch" in found
+    assert found.endswith("regard convert runs/m --to onnx.")
 
 
 def test_advice_names_a_precision_of_torch_that_pays():
@@ -108,7 +115,7 @@ def test_every_kind_of_model_is_measured(verb: str, tmp_path: Path, capsys: pyte
                 str(tmp_path / "lines.txt")]) == 0  # fmt: skip
     found = json.loads(capsys.readouterr().out)
     engines = {row["engine"] for row in found["speeds"]}
-    assert engines == {"torch", "ctranslate2"}
+    assert engines == {"torch", "ctranslate2", *(["onnxruntime"] if verb == "embed" else [])}
     for row in found["speeds"]:
         assert row["task"].startswith(verb)
         low, middle, high = row["lines_per_second"]

@@ -13,7 +13,7 @@ from regard.cli.options import Parts, own_parts, refuse_unused
 from regard.errors import InputError
 
 if TYPE_CHECKING:
-    from regard.engines.folder import Precision
+    from regard.engines.folder import Precision, Proof
     from regard.engines.prove import Sample
     from regard.store.loading import Loaded
 
@@ -153,20 +153,26 @@ def _to_ctranslate2(read: _Reader, target: Path | None, precision: str | None) -
     kind, loaded = _precision(precision), read.model()
     place = target or place_of(read.source, kind)
     proof = convert_to_ctranslate2(loaded, local_folder(read.source), place, kind, read.sample(loaded))
-    bleu = "" if proof.bleu is None else f"; BLEU {proof.bleu:.2f}, torch {proof.torch_bleu:.2f}"
-    more = "" if proof.difference is None else f"; numbers of vectors differ by up to {proof.difference:g}"
-    typer.echo(f"{place}: {proof.equal_lines:,} of {proof.lines:,} lines as torch answers them{bleu}{more}", err=True)
+    typer.echo(f"{place}: {_said(proof)}", err=True)
 
 
 def _to_onnx(read: _Reader, target: Path | None) -> None:
+    from regard.engines.folder import place_of
     from regard.engines.onnx_export import convert_to_onnx
     from regard.store.folder import local_folder
 
-    loaded = read.model()
-    place = target or local_folder(read.source) / "engines" / "onnx"
-    model = convert_to_onnx(loaded, place, read.sample(loaded).lines)
+    loaded, folder = read.model(), local_folder(read.source)
+    place = target or place_of(folder, "float32", "onnxruntime")
+    model, proof = convert_to_onnx(loaded, folder, place, read.sample(loaded))
     graphs = [name for name, given in (("encoder", model.encoder), ("decoder_step", model.decoder_step)) if given]
-    typer.echo(f"{place}: {' and '.join(graphs)}, checked on a sample", err=True)
+    said = "checked on a sample" if proof is None else _said(proof)
+    typer.echo(f"{place}: {' and '.join(graphs)}, {said}", err=True)
+
+
+def _said(proof: Proof) -> str:
+    bleu = "" if proof.bleu is None else f"; BLEU {proof.bleu:.2f}, torch {proof.torch_bleu:.2f}"
+    more = "" if proof.difference is None else f"; numbers of vectors differ by up to {proof.difference:g}"
+    return f"{proof.equal_lines:,} of {proof.lines:,} lines as torch answers them{bleu}{more}"
 
 
 def _to_argos(read: _Reader, target: Path | None, languages: str | None, precision: str | None) -> None:

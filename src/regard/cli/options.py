@@ -26,7 +26,10 @@ Row = dict[str, Any]
 ModelFolder = Annotated[Path, typer.Argument(help="A model folder.", show_default=False)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 EngineOption = Annotated[
-    str, typer.Option("--engine", help="torch, ctranslate2, or auto: a converted model that is proven, else torch.")
+    str,
+    typer.Option(
+        "--engine", help="torch, ctranslate2, onnxruntime, or auto: a converted model that is proven, else torch."
+    ),
 ]
 Precision = Annotated[
     str | None,
@@ -101,9 +104,9 @@ def refuse_engine(engine: str, why: str) -> None:
 
 def require_torch(engine: str) -> bool:
     """True, or an error if another engine is asked for, where only torch can do it."""
-    from regard.engines.folder import CONVERTED_PRECISION
+    from regard.engines.folder import CONVERTED_PRECISION, PROGRAMS
 
-    if engine == "ctranslate2":
+    if engine in PROGRAMS:
         raise InputError(CONVERTED_PRECISION)
     return True
 

@@ -85,11 +85,13 @@ def serve(
     if not settings.is_local and settings.api_key is None and not open_:
         raise InputError(f"{host} can be reached from other machines (--host). Add --api-key KEY, or --open to let "
                          "everybody use it.")  # fmt: skip
-    if engine == "ctranslate2" and device not in ("auto", "cpu"):
-        raise InputError(f"CTranslate2 runs on the CPU here, not on {device} (--device). Leave out --device.")
+    from regard.engines.folder import PROGRAMS, find_converted
+
+    if engine in PROGRAMS and device not in ("auto", "cpu"):
+        name = PROGRAMS[engine].name
+        raise InputError(f"{name} runs on the CPU here, not on {device} (--device). Leave out --device.")
     use_threads(threads)
     from regard.api import LoadedModel, load
-    from regard.engines.folder import find_converted
     from regard.serve.app import create_app
     from regard.serve.protocol import run_server
 
@@ -99,7 +101,7 @@ def serve(
 
     def read(folder: Path) -> LoadedModel:
         chosen = "torch" if folder == detect else engine
-        place = "cpu" if chosen == "ctranslate2" else device
+        place = "cpu" if chosen in PROGRAMS else device
         return load(folder, device=place, parts=own, engine=chosen)  # type: ignore[arg-type]  # checked above
 
     app = create_app(folders, settings, languages=pairs, detector=detect, read=read)

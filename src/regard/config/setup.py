@@ -18,6 +18,7 @@ from regard import messages
 from regard.config.fit import require_fit
 from regard.config.recipe import FineTuning, Recipe, read_model, read_recipe
 from regard.config.resume import check_resume, resume_facts, with_defaults
+from regard.data.character_samples import with_characters
 from regard.data.read.cache import Cache, default_cache
 from regard.data.read.corpus import Corpus
 from regard.data.read.report import DataReport, report_on
@@ -31,7 +32,6 @@ from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.masked_lm import MaskedLM
 from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.translation import Translation
-from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import Saved, TokenizerKind, train_tokenizers
 from regard.decode.inputs import capabilities, check_length

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.generate import QUIET, Progress
-from regard.decode.inputs import batched_inputs, token_names
+from regard.decode.inputs import batched_inputs
 from regard.decode.requests import Layer as Layer
 from regard.decode.requests import TokenVectors as TokenVectors
 from regard.decode.requests import Vectors as Vectors
-from regard.decode.requests import encode_cut
+from regard.decode.requests import encode_cut, token_names
 from regard.decode.workers import Workers
 from regard.errors import InputError, suggest
 from regard.layers.contract import CarriedMemory, Context

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from regard.data.tokenize.characters import Characters, text_characters, token_characters
 from regard.data.tokenize.encode import padding_mask
-from regard.data.tokenize.tokenizer import SPECIALS, Tokenizer
+from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.requests import add_special_tokens as add_special_tokens
 from regard.decode.requests import check_length as check_length
 from regard.decode.requests import clamp_max_tokens as clamp_max_tokens
-from regard.decode.requests import fill_template, length_batches
+from regard.decode.requests import fill_template, length_batches, reads_any_word
 from regard.decode.requests import input_length as input_length
 from regard.decode.requests import text_template as text_template
 from regard.errors import InputError
@@ -125,25 +125,13 @@ def _character_table(network: Network, tokenizer: Tokenizer) -> Characters | Non
 
 def reads_characters(network: Network, tokenizer: Tokenizer) -> bool:
     """Whether a model reads the characters of any word, because it has no vocabulary of words (ELMo)."""
-    return bool(network.description.embed.characters) and tokenizer.vocabulary <= len(SPECIALS)
+    return bool(network.description.embed.characters) and reads_any_word(tokenizer)
 
 
 def _text_characters(network: Network, tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
     """-> BTC: the characters of each word of the texts."""
     words = text_characters([*map(tokenizer.words, texts)], network.description.embed.characters)[0]
     return torch.from_numpy(words).to(next(network.parameters()).device)
-
-
-def token_names(network: Network, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[str]:
-    """The readable tokens of a text, special tokens included; of a model that reads any word, the words.
-
-    `ids` are those of the text alone.
-    """
-    names = tokenizer.token_texts(add_special_tokens(network, tokenizer, ids))
-    if reads_characters(network, tokenizer):
-        start = len(text_template(network, tokenizer).prefix)
-        names[start : start + len(ids)] = tokenizer.words(text)[: len(ids)]
-    return names
 
 
 def _look_up(table: Characters, ids: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from regard import messages
 from regard.data.tokenize.encode import FilledTemplate, Reads, Template, token_rows
-from regard.data.tokenize.tokenizer import Tokenizer, word_ids, word_offsets
+from regard.data.tokenize.tokenizer import SPECIALS, Tokenizer, word_ids, word_offsets
 from regard.decode.options import Options
 from regard.decode.terms import Constraints
 from regard.errors import InputError
@@ -287,6 +287,23 @@ def text_template(reader: Reader, tokenizer: Tokenizer) -> Template:
 def add_special_tokens(reader: Reader, tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[int, ...]:
     """A text's tokens with the special tokens around them; never empty."""
     return text_template(reader, tokenizer).row(ids) or (tokenizer.bos,)
+
+
+def reads_any_word(tokenizer: Tokenizer) -> bool:
+    """Whether there is no vocabulary of words, because the characters of any word are read (ELMo)."""
+    return tokenizer.vocabulary <= len(SPECIALS)
+
+
+def token_names(reader: Reader, tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[str]:
+    """The readable tokens of a text, special tokens included; of a model that reads any word, the words.
+
+    `ids` are those of the text alone.
+    """
+    names = tokenizer.token_texts(add_special_tokens(reader, tokenizer, ids))
+    if reads_any_word(tokenizer):
+        start = len(text_template(reader, tokenizer).prefix)
+        names[start : start + len(ids)] = tokenizer.words(text)[: len(ids)]
+    return names
 
 
 def cut_at_stop(text: str, start: int, stops: tuple[str, ...]) -> str:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from regard.engines.describe import converted_of, write_ours
-from regard.engines.folder import OURS, PRECISIONS, PROOF, Precision, Proof, read_converted, weights_digest
+from regard.engines.describe import converted_of, unfinished_folder, write_ours
+from regard.engines.folder import OURS, PRECISIONS, Precision, Proof, weights_digest
 from regard.engines.prove import Sample as Sample
-from regard.engines.prove import prove
+from regard.engines.prove import write_proof
 from regard.engines.spec import max_positions, refusal, spec_of
 from regard.errors import InputError
 from regard.schema import to_dict
-from regard.store.files import disk_errors, json_bytes
 from regard.store.huggingface.folder import can_be_published
 from regard.store.loading import Loaded
-from regard.store.manifest import write_manifest
 
 
 def convert_to_ctranslate2(
@@ -26,26 +23,10 @@ def convert_to_ctranslate2(
     """Write a model as a CTranslate2 folder with its tokenizers, its default options and the proof."""
     if precision not in PRECISIONS:
         raise InputError(f'no precision is called "{precision}" (--precision). Use {" or ".join(PRECISIONS)}.')
-    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and read_converted(target) is None)):
-        raise InputError(f"{target} exists already. Name a folder that does not.")
-    spec = _spec(loaded, precision)
-    unfinished = target.with_name(f".{target.name}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with disk_errors(target, 0):
-            unfinished.mkdir(parents=True)
-            spec.save(str(unfinished))
-            write_ours(unfinished, loaded)
-        write_manifest(unfinished)
-        proof = prove(loaded, unfinished, weights_digest(source), precision, sample)
-        with disk_errors(target, 0):
-            (unfinished / PROOF).write_bytes(json_bytes(asdict(proof)))
-        write_manifest(unfinished)
-        shutil.rmtree(target, ignore_errors=True)
-        unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return proof
+    with unfinished_folder(target) as unfinished:
+        _spec(loaded, precision).save(str(unfinished))
+        write_ours(unfinished, loaded)
+        return write_proof(loaded, unfinished, weights_digest(source), precision, sample)
 
 
 def _spec(loaded: Loaded, precision: Precision) -> Any:

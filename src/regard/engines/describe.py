@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -10,13 +13,15 @@ from torch import Tensor, nn
 
 from regard.decode.classify import predicted_readout, predicts_next_sentence
 from regard.decode.inputs import capabilities
-from regard.engines.folder import Converted, Precision, Runtime
+from regard.engines.folder import PROGRAMS, Converted, Precision, Runtime, read_converted
 from regard.engines.head import HEAD, Head, Outputs, Pooling
+from regard.errors import InputError
 from regard.models.model import Network
 from regard.models.readouts import First, Label, Last, Max, Mean, MultiLabel, Number, Pool, Tags, Vector, WeightedMean
-from regard.store.files import json_bytes, tensors_to_bytes
+from regard.store.files import disk_errors, json_bytes, tensors_to_bytes
 from regard.store.generation_config import to_regard
 from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded
+from regard.store.manifest import write_manifest
 
 _RUNS = {
     "encoder-decoder": ("translate", "score"), "decoder": ("generate", "score"), "encoder": ("embed", "classify"),
@@ -32,14 +37,34 @@ def converted_of(
     """What config.json of the converted model says for us; `written_positions`: how many the engine has."""
     network, model = loaded.network, loaded.network.description
     head = head_of(network)
-    known, runs = capabilities(model, loaded.tokenizers[0]), _RUNS[network.shape]
+    shape = "encoder" if network.reads == "text" else network.shape  # a decoder that outputs labels reads as one
+    known, runs = capabilities(model, loaded.tokenizers[0]), {*_RUNS[shape]} & {*PROGRAMS[runtime].verbs}
     return Converted(
         precision, network.vocabulary, runtime, tuple(verb for verb in known if verb in runs), network.reads,
-        network.shape, max_positions=model.embed.max_positions, written_positions=written_positions,
+        shape, max_positions=model.embed.max_positions, written_positions=written_positions,
         trained_length=loaded.config.get(TRAINED_LENGTH), published=loaded.config.get("model_type") != "regard",
         max_text_length=loaded.config.get(MAX_TEXT_LENGTH), vector_width=model.vector_width,
-        segments=model.embed.segments, head=None if head is None else head[0],
+        segments=model.embed.segments, characters=model.embed.characters,
+        head=None if head is None else head[0],
     )  # fmt: skip
+
+
+@contextmanager
+def unfinished_folder(target: Path) -> Iterator[Path]:
+    """A folder to write into, which becomes the target at the end, in place of an older conversion; else nothing."""
+    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and read_converted(target) is None)):
+        raise InputError(f"{target} exists already. Name a folder that does not.")
+    unfinished = target.with_name(f".{target.name}.part")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        with disk_errors(target, 0):
+            unfinished.mkdir(parents=True)
+            yield unfinished
+            write_manifest(unfinished)
+            shutil.rmtree(target, ignore_errors=True)
+            unfinished.rename(target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_ours(folder: Path, loaded: Loaded) -> None:
@@ -59,7 +84,7 @@ def head_of(network: Network) -> tuple[Head, dict[str, Tensor]] | None:
     """What follows an encoder's hidden states in the commands embed and classify, with its weights; None: nothing."""
     readout = predicted_readout(network.description)
     module = cast(Any, network.readout if readout is network.description.readout else network.auxiliary)
-    if network.shape != "encoder":
+    if network.reads != "text":
         return None
     match readout:
         case Label() | MultiLabel() | Number():

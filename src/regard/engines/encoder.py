@@ -1,20 +1,21 @@
 """An encoder in another engine: vectors, labels, numbers and tags of texts, without torch.
 
 The engine computes the last hidden states; pooling and the head are ours, in numpy (`Head`). A runtime is one function
-in `_STATES`: ids BT, the lengths of the rows, the segments of the tokens -> states BTD.
+in `_STATES`: ids BT (characters BTC), the lengths of the rows, the segments of the tokens -> states BTD.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
+from regard.data.tokenize.characters import text_characters, token_characters
 from regard.decode.requests import (
     LabelPrediction,
     Layer,
@@ -24,14 +25,15 @@ from regard.decode.requests import (
     Text,
     TokenVectors,
     Vectors,
-    add_special_tokens,
     check_length,
     encode_classified,
     encode_cut,
     fill_template,
     input_length,
     length_batches,
+    reads_any_word,
     text_template,
+    token_names,
 )
 from regard.engines.folder import Runtime
 from regard.engines.head import HEAD, Numbers, Pooling, pooled, unit
@@ -61,7 +63,25 @@ def _open_ctranslate2(folder: Path, workers: int) -> States:
     return states
 
 
-_STATES: dict[Runtime, Callable[[Path, int], States]] = {"ctranslate2": _open_ctranslate2}
+def _open_onnxruntime(folder: Path, _: int) -> States:
+    """An encoder in ONNX Runtime; each batch is computed in the thread that asks for it."""
+    from regard.engines.onnx_folder import ENCODER, open_graph, run_graph
+
+    session = open_graph(folder / ENCODER, threads=1)
+    names = [one.name for one in session.get_inputs()]
+
+    def states(ids: NDArray[np.int64], lengths: Lengths, segments: NDArray[np.int64] | None) -> Numbers:
+        real = np.arange(ids.shape[1]) < lengths[:, None]
+        feed = {"ids": ids, "padding": real, "segments": np.zeros_like(ids) if segments is None else segments}
+        found: Numbers = run_graph(session, ENCODER, {name: feed[name] for name in names}, only="states")["states"]
+        return found
+
+    return states
+
+
+_STATES: dict[Runtime, Callable[[Path, int], States]] = {
+    "ctranslate2": _open_ctranslate2, "onnxruntime": _open_onnxruntime
+}  # fmt: skip
 
 
 class TextEncoder(ConvertedModel):
@@ -101,21 +121,21 @@ class TextEncoder(ConvertedModel):
             raise InputError(f'"{pool}" is not known (--pool). {suggest(pool, _POOLS)}')
         encoded = encode_cut(self, self.tokenizer, texts, self.converted.max_text_length)
         if tokens:
-            return self._embed_tokens(encoded, normalised, progress or QUIET)
+            return self._embed_tokens(texts, encoded, normalised, progress or QUIET)
         own = pool is None and self.converted.head is not None and self.converted.head.outputs == "vector"
         found = np.zeros((len(texts), self.embedding_width if own else self.converted.vector_width), dtype=np.float32)
         read = self._head if own else partial(pooled, _POOLS[pool or "mean"])
-        for indices, vectors in self._read([encoded], read, progress or QUIET):
+        for indices, vectors in self._read(texts, [encoded], read, progress or QUIET):
             found[indices] = unit(vectors) if normalised else vectors
         return found
 
     def _embed_tokens(
-        self, encoded: list[list[int]], normalised: bool, progress: Progress
+        self, texts: Sequence[str], encoded: list[list[int]], normalised: bool, progress: Progress
     ) -> list[TokenVectors]:  # fmt: skip
         """The tokens of each text, special tokens included, with one vector per token."""
-        names = [self.tokenizer.token_texts(add_special_tokens(self, self.tokenizer, ids)) for ids in encoded]
+        names = [token_names(self, self.tokenizer, *pair) for pair in zip(encoded, texts)]
         found: list[TokenVectors] = [([], np.zeros((0, 0), dtype=np.float32))] * len(encoded)
-        for indices, rows in self._read([encoded], lambda states, _: states, progress):
+        for indices, rows in self._read(texts, [encoded], lambda states, _: states, progress):
             for index, row in zip(indices, unit(rows) if normalised else rows):
                 found[index] = names[index], row[: len(names[index])].copy()
         return found
@@ -132,7 +152,8 @@ class TextEncoder(ConvertedModel):
             raise InputError("this model tags the words of one text, not of two (regard classify). Leave out --pairs.")
         found: dict[int, Prediction] = {}
         start = len(text_template(self, self.tokenizer).prefix)
-        for indices, outputs in self._read(encode_classified(self.tokenizer, texts), self._head, progress or QUIET):
+        segments = encode_classified(self.tokenizer, texts)
+        for indices, outputs in self._read(texts, segments, self._head, progress or QUIET):
             if head.outputs == "number":
                 rows: list[Prediction] = [NumberPrediction(float(row[0])) for row in outputs]
             elif head.outputs == "tags":
@@ -148,8 +169,9 @@ class TextEncoder(ConvertedModel):
         return self.converted.head.apply(states, lengths, self._weights)
 
     def _read(
-        self, segments: list[list[list[int]]], function: Callable[[Numbers, Lengths], Numbers], progress: Progress
-    ) -> Iterator[tuple[list[int], Numbers]]:
+        self, texts: Sequence[Text], segments: list[list[list[int]]],
+        function: Callable[[Numbers, Lengths], Numbers], progress: Progress,
+    ) -> Iterator[tuple[list[int], Numbers]]:  # fmt: skip
         """Batches of texts: their indices, and a function of the last hidden states BTD and their lengths."""
         lengths = [input_length(self, self.tokenizer, rows) for rows in zip(*segments)]
         for index, length in enumerate(lengths):
@@ -158,10 +180,28 @@ class TextEncoder(ConvertedModel):
         def read(indices: list[int]) -> Numbers:
             filled = fill_template(self, self.tokenizer, [[rows[index] for index in indices] for rows in segments])
             kinds = filled.segments if self.converted.segments > 1 and filled.segments.any() else None
-            return function(self._states(filled.ids, filled.lengths, kinds), filled.lengths)
+            ids, lengths = filled.ids, filled.lengths
+            if self.converted.characters:
+                ids, lengths = self._characters(ids, lengths, [texts[index] for index in indices])
+            return function(self._states(ids, lengths, kinds), lengths)
 
         batches = list(length_batches(lengths, _TOKENS, _ROWS))
         with ThreadPoolExecutor(self.threads) as pool:
             for indices, found in zip(batches, pool.map(read, batches)):
                 yield indices, found
                 progress(len(indices))
+
+    def _characters(
+        self, ids: NDArray[np.int64], lengths: Lengths, texts: Sequence[Text]
+    ) -> tuple[NDArray[np.int64], Lengths]:  # fmt: skip
+        """BTC and the lengths of the rows: the characters of each token, or of each word of any."""
+        if not reads_any_word(self.tokenizer):
+            return self._table[ids], lengths
+        words = [self.tokenizer.words(text if isinstance(text, str) else "\t".join(text)) for text in texts]
+        rows, real = text_characters(words, self.converted.characters)
+        return rows.astype(np.int64), real.sum(1)
+
+    @cached_property
+    def _table(self) -> NDArray[np.int64]:
+        """The characters of each token."""
+        return np.asarray(token_characters(self.tokenizer, characters=self.converted.characters)).astype(np.int64)

@@ -19,14 +19,14 @@ from regard.errors import DamagedFile, InputError, Note
 from regard.schema import from_dict
 from regard.store.files import read_json
 
-Engine = Literal["auto", "torch", "ctranslate2"]
-"""What runs a model: torch, CTranslate2, or the converted model if there is one that is proven to answer alike."""
+Engine = Literal["auto", "torch", "ctranslate2", "onnxruntime"]
+"""What runs a model: torch, a runtime, or the converted model if there is one that is proven to answer alike."""
 
-Runtime = Literal["ctranslate2"]
+Runtime = Literal["ctranslate2", "onnxruntime"]
 """A program that runs converted models."""
 
 Precision = Literal["float32", "int8"]
-ENGINES: tuple[Engine, ...] = ("auto", "torch", "ctranslate2")
+ENGINES: tuple[Engine, ...] = ("auto", "torch", "ctranslate2", "onnxruntime")
 PRECISIONS: tuple[Precision, ...] = ("float32", "int8")
 CONVERTED_PRECISION = (
     "a converted model has the precision of its conversion (--precision). Leave out --precision, or use --engine torch."
@@ -36,10 +36,12 @@ PROOF, OURS = "proof.json", "regard"
 
 @dataclass(frozen=True)
 class Program:
-    """What people call a runtime, and what installs it; the runtime's name is that of its package."""
+    """What people call a runtime, what installs it and converts to it; the runtime's name is that of its package."""
 
     name: str
     extra: str
+    target: str  # of regard convert --to
+    verbs: tuple[str, ...]  # the commands that it can run at all
 
     @property
     def remedy(self) -> str:
@@ -47,8 +49,13 @@ class Program:
         return f"Install it: pip install 'regard[{self.extra}]'."
 
 
-PROGRAMS: dict[Runtime, Program] = {"ctranslate2": Program("CTranslate2", "engines")}
-"""The runtimes, in the order in which `auto` looks for converted models."""
+PROGRAMS: dict[Runtime, Program] = {
+    "ctranslate2": Program(
+        "CTranslate2", "engines", "ctranslate2", ("translate", "generate", "score", "embed", "classify")
+    ),
+    "onnxruntime": Program("ONNX Runtime", "onnx", "onnx", ("embed", "classify")),
+}
+"""The runtimes, in the order in which `auto` looks for converted models, those in float32 first."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,7 @@ class Converted:
     max_text_length: int | None = None  # tokens of a text that are embedded
     vector_width: int = 0  # of an encoder's hidden states
     segments: int = 0  # how many kinds of segments an encoder embeds
+    characters: int = 0  # per word, where an encoder reads characters
     head: Head | None = None  # what an encoder's hidden states become
 
 
@@ -101,7 +109,8 @@ def place_of(folder: Path, precision: Precision, runtime: Runtime = "ctranslate2
 def weights_digest(folder: Path) -> str:
     """The SHA-256 of a folder's weights, of all files if there are several."""
     digests = []
-    for path in sorted(folder.glob("*.safetensors")):
+    older = (path for pattern in ("*.bin", "*.hdf5") for path in folder.glob(pattern))
+    for path in sorted(folder.glob("*.safetensors")) or sorted(older):
         with open(path, "rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
     return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
@@ -149,7 +158,8 @@ def find_converted(folder: Path, engine: Engine, verb: str | None = None) -> Pat
         _require_runs(folder, alone, engine, verb)
         return folder
     runtimes = [runtime for runtime in PROGRAMS if engine in ("auto", runtime)]
-    places = [place_of(folder, precision, runtime) for runtime in runtimes for precision in PRECISIONS]
+    _require_verb(engine, runtimes[0], verb)
+    places = [place_of(folder, precision, runtime) for precision in PRECISIONS for runtime in runtimes]
     fits = [place for place in places if place.is_dir() and _runs(place, verb)]
     missing = [runtime for runtime in runtimes if engine != "auto" and engine_version(runtime) is None]
     if missing:
@@ -163,10 +173,17 @@ def find_converted(folder: Path, engine: Engine, verb: str | None = None) -> Pat
     if engine != "auto":
         other = f"{folder} is not converted to {PROGRAMS[runtimes[0]].name}" + (f" to {verb}" if verb else "")
         found = f"{fits[0]} {faults[0]}" if faults else other
-        raise InputError(f"{found} (--engine {engine}). Convert it: regard convert {folder} --to {engine}.")
+        raise InputError(f"{found} (--engine {engine}). Convert it: regard convert {folder} --to "
+                         f"{PROGRAMS[runtimes[0]].target}.")  # fmt: skip
     if faults:
         warnings.warn(f"{fits[0]} {faults[0]}; torch is used. Convert it again.", Note, stacklevel=2)
     return None
+
+
+def _require_verb(engine: Engine, runtime: Runtime, verb: str | None) -> None:
+    """Refuse a runtime that was named for a command that it never runs."""
+    if engine == runtime and verb is not None and verb not in PROGRAMS[runtime].verbs:
+        raise InputError(f"{PROGRAMS[runtime].name} does not {verb} here (--engine {engine}). Leave out --engine.")
 
 
 def _require_runs(folder: Path, alone: Converted, engine: Engine, verb: str | None) -> None:
@@ -176,6 +193,9 @@ def _require_runs(folder: Path, alone: Converted, engine: Engine, verb: str | No
         raise InputError(f"{folder} is converted to {program.name} (--engine {engine}). Leave out --engine.")
     if engine_version(alone.runtime) is None:
         raise _not_installed(f"{folder} is converted to {program.name}, which is not installed", alone.runtime)
+    if not alone.verbs:
+        raise InputError(f"{folder} holds graphs for other programs; regard runs encoders in {program.name}. Name the "
+                         "model it was converted from.")  # fmt: skip
     if verb is not None and verb not in alone.verbs:
         raise InputError(f"{folder} is converted to {program.name} to {' and '.join(alone.verbs)}, not to {verb}. "
                          "Name the model it was converted from.")  # fmt: skip
@@ -187,7 +207,7 @@ def _not_installed(what: str, runtime: Runtime) -> InputError:
 
 def _runs(place: Path, verb: str | None) -> bool:
     converted = read_converted(place)
-    return verb is None or converted is None or verb in converted.verbs
+    return converted is None or (bool(converted.verbs) if verb is None else verb in converted.verbs)
 
 
 def _note_rounding(place: Path) -> None:

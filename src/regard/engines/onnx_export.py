@@ -8,7 +8,6 @@ the memory after one token of padding, which changes no state.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,36 +24,34 @@ from torch import Tensor, nn
 from regard.data.tokenize.characters import text_characters, token_characters
 from regard.data.tokenize.encode import Template
 from regard.data.tokenize.tokenizer import FIRST_TEXT
-from regard.decode.classify import label_names, predicted_readout
 from regard.decode.inputs import reads_characters
 from regard.decode.options import default_options
+from regard.engines.describe import converted_of, unfinished_folder, write_ours
+from regard.engines.folder import OURS, Proof, weights_digest
 from regard.engines.onnx_folder import (
     CONFIG,
     ENCODER,
     FORMAT,
     STEP,
     Greedy,
-    Head,
     Memory,
     OnnxModel,
     Tokens,
     decode_greedily,
-    is_converted,
     open_graph,
     run_graph,
 )
+from regard.engines.prove import Sample, write_proof
 from regard.errors import InputError, RunFailed
 from regard.extras import extra
 from regard.layers.cache import Layout
 from regard.layers.contract import Context, Part, Source, StatesFacts, leaves, map_rows, with_leaves
 from regard.layers.patterns import SelfPattern
 from regard.models.model import Model, Network
-from regard.models.readouts import MultiLabel, Number
 from regard.progress import waiting
-from regard.store.files import disk_errors, json_bytes
+from regard.store.files import json_bytes
 from regard.store.generation_config import to_regard
 from regard.store.loading import Loaded
-from regard.store.manifest import write_manifest
 
 Axes = dict[str, tuple[str, ...]]
 """The name of each axis of an input that has any size, in order; empty for one of a fixed size."""
@@ -66,30 +63,26 @@ _TEXT_TOKENS = 64  # of a line of it, at most
 _BATCH, _LENGTH, _PAST = 2, 5, 3  # of the example that is traced; the graphs are for any
 
 
-def convert_to_onnx(loaded: Loaded, target: Path, lines: Sequence[str]) -> OnnxModel:
-    """Write a model as ONNX graphs with its tokenizers and config.json; nothing if it does not answer as in torch."""
+def convert_to_onnx(loaded: Loaded, source: Path, target: Path, sample: Sample) -> tuple[OnnxModel, Proof | None]:
+    """Write a model as ONNX graphs with its tokenizers and config.json; nothing if it does not answer as in torch.
+
+    An encoder is proven, so that ONNX Runtime may answer in place of torch.
+    """
     with extra("onnx", "a conversion to ONNX"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
-    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and not is_converted(target))):
-        raise InputError(f"{target} exists already. Name a folder that does not.")
     _require_exportable(loaded.network.description)
-    unfinished = target.with_name(f".{target.name}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with disk_errors(target, 0), waiting(3, "converting") as advance, _evaluating(loaded.network):
-            unfinished.mkdir(parents=True)
-            model = _export(loaded, unfinished, advance)
-            _write_ours(unfinished, loaded, model)
+    with unfinished_folder(target) as folder:
+        with waiting(2, "converting") as advance, _evaluating(loaded.network):
+            model = _export(loaded, folder, advance)
+            converted = converted_of(loaded, "float32", None, "onnxruntime")
+            description = {"format": FORMAT, **asdict(model), OURS: asdict(converted)}
+            (folder / CONFIG).write_bytes(json_bytes(description))
+            write_ours(folder, loaded)
             check = _check_encoder if model.decoder_step is None else _check_decoder
-            check(loaded, unfinished, model, _sample(loaded, lines))
-            write_manifest(unfinished)
-            advance(1)
-            shutil.rmtree(target, ignore_errors=True)
-            unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return model
+            check(loaded, folder, model, _sample(loaded, sample.lines))
+        weights = weights_digest(source)
+        return model, write_proof(loaded, folder, weights, "float32", sample) if converted.verbs else None
 
 
 def _require_exportable(model: Model) -> None:
@@ -319,7 +312,7 @@ def _described(
     network = loaded.network
     return OnnxModel(
         network.shape, network.reads, network.vocabulary, network.max_positions, _tokens(loaded), encoder, step,
-        tuple(memory), _greedy(loaded) if step else None, None if step else _head(loaded),
+        tuple(memory), _greedy(loaded) if step else None,
     )  # fmt: skip
 
 
@@ -341,24 +334,6 @@ def _greedy(loaded: Loaded) -> Greedy:
         options.max_tokens, options.suppress_tokens, options.begin_suppress_tokens, options.forced_bos,
         options.extra_eos,
     )  # fmt: skip
-
-
-def _head(loaded: Loaded) -> Head:
-    network, model = loaded.network, loaded.network.description
-    predicted = predicted_readout(model)
-    return Head(
-        _output(network), model.readout.tokenwise, model.vector_width, model.embedding_width,
-        labels=label_names(network), several=isinstance(predicted, MultiLabel), number=isinstance(predicted, Number),
-        auxiliary=predicted is not model.readout, segments=model.embed.segments, characters=model.embed.characters,
-        any_word=reads_characters(network, loaded.tokenizers[0]),
-    )  # fmt: skip
-
-
-def _write_ours(folder: Path, loaded: Loaded, model: OnnxModel) -> None:
-    for name, tokenizer in zip(("tokenizer.json", "target_tokenizer.json"), loaded.tokenizers):
-        if tokenizer is not None:
-            (folder / name).write_bytes(tokenizer.to_json().encode())
-    (folder / CONFIG).write_bytes(json_bytes({"format": FORMAT, **asdict(model)}))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard.data.tokenize.encode import Reads
+from regard.engines.folder import OURS
 from regard.errors import DamagedFile, InputError, RunFailed
 from regard.extras import extra
 from regard.schema import from_dict
@@ -54,23 +55,6 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Head:
-    """What an encoder predicts: an output per text or token, and its labels."""
-
-    output: str
-    tokenwise: bool
-    state_width: int
-    vector_width: int  # of a vector that the model itself outputs
-    labels: tuple[str, ...] = ()
-    several: bool = False  # any number of the labels, each with a probability of its own
-    number: bool = False
-    auxiliary: bool = False  # labels are those of a second output, "auxiliary"
-    segments: int = 0
-    characters: int = 0  # per word, where words are read as characters
-    any_word: bool = False  # there is no vocabulary of words
-
-
-@dataclass(frozen=True)
 class OnnxModel:
     """What config.json says of the graphs."""
 
@@ -83,13 +67,6 @@ class OnnxModel:
     decoder_step: tuple[str, ...] | None = None  # the inputs of decoder_step.onnx
     memory: tuple[Memory, ...] = ()
     greedy: Greedy | None = None
-    head: Head | None = None
-
-
-def is_converted(folder: Path) -> bool:
-    """Whether a folder holds a model converted to ONNX."""
-    path = folder / CONFIG
-    return path.is_file() and read_json(path).get("format") == FORMAT
 
 
 def read_onnx(folder: Path) -> OnnxModel:
@@ -99,6 +76,7 @@ def read_onnx(folder: Path) -> OnnxModel:
     value = read_json(path)
     if value.pop("format", None) != FORMAT:
         raise InputError(f"{folder} is not converted to ONNX. Convert it: regard convert MODEL {folder} --to onnx.")
+    value.pop(OURS, None)
     try:
         found: OnnxModel = from_dict(OnnxModel, value, where=str(path))
     except (InputError, TypeError, ValueError) as error:
@@ -121,11 +99,17 @@ def open_graph(path: Path, threads: int = 0) -> Any:
         raise DamagedFile(f"{path} cannot be used: {line}. Convert the model again.") from None
 
 
-def run_graph(session: Any, name: str, inputs: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The outputs of a graph by name."""
-    names = [output.name for output in session.get_outputs()]
+def run_graph(
+    session: Any, name: str, inputs: dict[str, NDArray[Any]], *, only: str | None = None
+) -> dict[str, NDArray[Any]]:  # fmt: skip
+    """The outputs of a graph by name, or only one of them, without what the others need."""
+    import onnxruntime
+
+    names = [output.name for output in session.get_outputs()] if only is None else [only]
+    options = onnxruntime.RunOptions()
+    options.only_execute_path_to_fetches, options.log_severity_level = only is not None, 4
     try:
-        return dict(zip(names, session.run(names, inputs)))
+        return dict(zip(names, session.run(names, inputs, options)))
     except Exception as error:
         line = str(error).strip().partition("\n")[0][:200]
         raise RunFailed(f"{name} cannot be run: {line}. Convert the model again.") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from regard.decode.embed import embed
 from regard.decode.generate import continue_prompts, translate
 from regard.decode.options import Options, default_options
 from regard.decode.requests import LabelPrediction, NumberPrediction, Prediction, Text, Vectors, add_special_tokens
-from regard.engines.folder import PROGRAMS, Precision, Proof, engine_version
+from regard.engines.folder import PROGRAMS, PROOF, Precision, Proof, engine_version
 from regard.engines.head import unit
 from regard.engines.model import ConvertedModel
 from regard.engines.open import open_converted
@@ -24,6 +24,7 @@ from regard.engines.search import Searcher, refused
 from regard.errors import InputError, RunFailed
 from regard.metrics import quality
 from regard.progress import Progress, waiting
+from regard.store.files import json_bytes
 from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded
 
 _LINES = 200  # of the sample
@@ -59,8 +60,8 @@ class Sample:
         return cls.of([line.text for line in language_lines("valid", lines=_LINES)])
 
 
-def prove(loaded: Loaded, folder: Path, weights: str, precision: Precision, sample: Sample) -> Proof:
-    """Answer the sample in a converted model and in torch; refuse float32 that answers otherwise."""
+def write_proof(loaded: Loaded, folder: Path, weights: str, precision: Precision, sample: Sample) -> Proof:
+    """Answer the sample in a converted model and in torch, and write what came out; refuse a float32 that errs."""
     engine = open_converted(folder, _no_torch)
     runtime = engine.converted.runtime
     lines = _fitting(engine, sample)
@@ -71,6 +72,7 @@ def prove(loaded: Loaded, folder: Path, weights: str, precision: Precision, samp
         worst = "" if proof.difference is None else f" (numbers differ by up to {proof.difference:g})"
         raise RunFailed(f"{PROGRAMS[runtime].name} answers only {proof.equal_lines:,} of {proof.lines:,} lines as "
                         f"torch does{worst}, so the model is not converted. Use --engine torch.")  # fmt: skip
+    (folder / PROOF).write_bytes(json_bytes(asdict(proof)))
     return proof
 
 
@@ -190,4 +192,4 @@ def _options(loaded: Loaded) -> Options:
 
 
 def _no_torch() -> Any:
-    raise RunFailed("a line of the sample is too long for CTranslate2. Give shorter lines: --sample FILE.")
+    raise RunFailed("a line of the sample is too long for the engine. Give shorter lines: --sample FILE.")

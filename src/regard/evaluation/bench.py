@@ -16,7 +16,15 @@ from typing import Any
 from regard.api import LoadedModel, save
 from regard.config.recipe import read_recipe
 from regard.data.read.corpus import read_lines
-from regard.engines.folder import PRECISIONS, Engine, Precision, engine_version, find_converted, place_of, read_proof
+from regard.engines.folder import (
+    PROGRAMS,
+    Precision,
+    Runtime,
+    engine_version,
+    find_converted,
+    place_of,
+    read_proof,
+)
 from regard.errors import InputError, RegardError
 from regard.evaluation.contestant import Contestant, Pass
 from regard.layers.packed import PRECISIONS as TORCH_PRECISIONS
@@ -30,6 +38,9 @@ _FEWEST = 2  # lines per pass
 _ROUNDS = 5  # passes of every contestant, in turns
 _NEW_TOKENS = 32  # per generated text
 _TASKS = "translate", "generate", "classify", "embed"
+_ENGINES: tuple[tuple[Runtime, Precision], ...] = (
+    ("ctranslate2", "float32"), ("ctranslate2", "int8"), ("onnxruntime", "float32")
+)  # fmt: skip
 _FASTER = 1.1  # a ratio that is worth a sentence
 _SAMPLE = 8  # lines that a conversion for this measurement alone is checked on
 
@@ -188,14 +199,16 @@ def _measure(
                 )
             else:
                 notes.append(f"This processor has no instructions for {lower}, so it is not measured.")
-        converted: dict[Precision, Path | None] = {}
-        for precision in PRECISIONS:
-            place, note = _converted(folder, precision, parts, chosen, temporary)
+        converted: dict[Setting, Path | None] = {}
+        for runtime, precision in _ENGINES:
+            if verb not in PROGRAMS[runtime].verbs:
+                continue
+            place, note = _converted(folder, runtime, precision, parts, chosen, temporary)
             notes += [] if note is None or note in notes else [note]
             if place is not None:
-                converted[precision] = place if place == place_of(folder, precision) else None
-                started = stack.enter_context(_started(folder, place, cores, ()))
-                contestants[Setting("ctranslate2", precision, cores)] = started
+                setting = Setting(runtime, precision, cores)
+                converted[setting] = place if place == place_of(folder, precision, runtime) else None
+                contestants[setting] = stack.enter_context(_started(folder, place, cores, ()))
         limit = {setting.threads: one.ask(task="limit")["products_per_second"]
                  for setting, one in contestants.items() if _is_plain(setting)}  # fmt: skip
         limit = {threads: max(limit[fewer] for fewer in limit if fewer <= threads) for threads in limit}
@@ -241,33 +254,38 @@ def _own_lines(folder: Path, parts: Sequence[Path], synthetic: list[str]) -> tup
 
 
 def _converted(
-    folder: Path, precision: Precision, parts: Sequence[Path], lines: list[str], temporary: Path
+    folder: Path, runtime: Runtime, precision: Precision, parts: Sequence[Path], lines: list[str], temporary: Path
 ) -> tuple[Path | None, str | None]:  # fmt: skip
-    """The model in CTranslate2: the folder's own if it is proven, or converted for this measurement; or why not."""
-    if engine_version() is None:
-        return None, "CTranslate2 is not installed, so it is not measured: pip install 'regard[engines]'."
-    place, engine = place_of(folder, precision), _proven(folder)
+    """The model in another engine: the folder's own if it is proven, or converted for this measurement; or why not."""
+    if engine_version(runtime) is None:
+        program = PROGRAMS[runtime]
+        return None, f"{program.name} is not installed, so it is not measured: pip install 'regard[{program.extra}]'."
+    place, engine = place_of(folder, precision, runtime), _proven(folder, runtime)
     if place.is_dir() and engine is not None and read_proof(place) is not None:
         return place, None
     import torch
 
     from regard.config.recipe import read_parts
     from regard.engines.convert import convert_to_ctranslate2
+    from regard.engines.onnx_export import convert_to_onnx
     from regard.engines.prove import Sample
 
-    target = temporary / f"ctranslate2-{precision}"
+    target = temporary / f"{runtime}-{precision}"
     try:
         loaded = read_folder(folder, torch.device("cpu"), parts=read_parts(*parts) if parts else ())
-        convert_to_ctranslate2(loaded, folder, target, precision, Sample.of(lines[:_SAMPLE]))
+        sample = Sample.of(lines[:_SAMPLE])
+        if runtime == "onnxruntime":
+            convert_to_onnx(loaded, folder, target, sample)
+        else:
+            convert_to_ctranslate2(loaded, folder, target, precision, sample)
     except RegardError as error:
         return None, f"Not measured: {error}"
     return target, None
 
 
-def _proven(folder: Path) -> Path | None:
-    engine: Engine = "ctranslate2"
+def _proven(folder: Path, runtime: Runtime) -> Path | None:
     try:
-        return find_converted(folder, engine)
+        return find_converted(folder, runtime)
     except InputError:
         return None
 
@@ -336,7 +354,7 @@ def _work_of(task: Task, facts: dict[str, Any], tokens: int) -> float:
     return float(2 * tokens * (encoder + decoder))
 
 
-def _advice(speeds: Sequence[Speed], name: str, converted: dict[Precision, Path | None]) -> Iterator[str]:
+def _advice(speeds: Sequence[Speed], name: str, converted: dict[Setting, Path | None]) -> Iterator[str]:
     """What would make it faster, by how much, and the option or command."""
     by_task: dict[Task, dict[Setting, Speed]] = {}
     for speed in speeds:
@@ -359,9 +377,10 @@ def _advice(speeds: Sequence[Speed], name: str, converted: dict[Precision, Path 
             yield f"torch in {setting.precision} is {ratio:.1f} x as fast ({answers}): --precision {setting.precision}."
             continue
         rounds = " --precision int8" if setting.precision == "int8" else ""
-        place = next(found for precision, found in converted.items() if precision == setting.precision)
-        how = f"regard {task.verb} {place}" if place else f"regard convert {name} --to ctranslate2{rounds}"
-        yield f"CTranslate2 in {setting.precision} is {ratio:.1f} x as fast as torch ({answers}): {how}."
+        place = converted[setting]
+        program = next(one for runtime, one in PROGRAMS.items() if runtime == setting.engine)
+        how = f"regard {task.verb} {place}" if place else f"regard convert {name} --to {program.target}{rounds}"
+        yield f"{program.name} in {setting.precision} is {ratio:.1f} x as fast as torch ({answers}): {how}."
     yield from _advice_on_lines(by_task, task)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from regard.api import LoadedModel
+from regard.data.character_samples import with_characters
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import split_pairs
 from regard.data.samples import Samples
@@ -20,7 +21,6 @@ from regard.data.tasks.language_model import LanguageModel
 from regard.data.tasks.masked_lm import MaskedLM
 from regard.data.tasks.span_corruption import SpanCorruption
 from regard.data.tasks.translation import Translation
-from regard.data.tokenize.characters import with_characters
 from regard.data.tokenize.encode import encode_texts
 from regard.decode.classify import NO_TAG, LabelPrediction, NumberPrediction, Prediction, TagPrediction, label_names
 from regard.decode.confidence import right_words

@@ -161,7 +161,7 @@ class CharacterCNNLayer(nn.Module):
         # Max pooling comes before the activation: autograd then keeps 50 times fewer numbers, and the result is equal.
         pooled = torch.cat([convolution(characters).max(dim=2).values for convolution in self.filters], dim=1)
         words = self.projection(self.highways(activate(pooled, self.activation)))
-        stream = words.unflatten(0, ids.shape[:2]).repeat(1, 1, self.copies)
+        stream = words.view(ids.shape[0], ids.shape[1], words.shape[1]).repeat(1, 1, self.copies)
         dropped: Tensor = self.dropout(stream)
         return dropped
 

@@ -49,7 +49,8 @@ class ServedModel:
         torch = {TORCH: self.workers}
         if self.engine_workers is None or self.model.engine is None:
             return torch
-        return {f"ctranslate2-{self.model.engine.converted.precision}": self.engine_workers, **torch}
+        converted = self.model.engine.converted
+        return {f"{converted.runtime}-{converted.precision}": self.engine_workers, **torch}
 
     def generate(
         self, requests: Sequence[Request], options: Options, *,
