@@ -67,6 +67,8 @@ def reader_files(folder: Path) -> None:
 @pytest.mark.parametrize("path", RUN)
 def test_every_block_of_a_page_runs_as_printed(path: Path, tmp_path: Path):
     reader_files(tmp_path)
+    for name, recipe in re.findall(r"^```toml\n# (\S+\.toml)\n(.*?)^```", path.read_text(), re.DOTALL | re.MULTILINE):
+        (tmp_path / name).write_text(recipe)
     said = run_page(blocks(path), tmp_path, steps=STEPS.get(path.name, 2))
     assert "regard: error" not in said
 

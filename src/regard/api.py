@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, overload
 
 from regard.data.documents import Kind as DocumentKind
 from regard.data.sentences import split_sentences, split_to_fit
@@ -161,6 +161,12 @@ class LoadedModel(TextGenerator):
         """Which stacks it has: "encoder", "decoder" or "encoder-decoder"."""
         return self.network.shape
 
+    def translating_into(self, language: str) -> Self:
+        """As `TextGenerator.translating_into`; so is its converted model."""
+        told = super().translating_into(language)
+        told.engine = self.engine and self.engine.translating_into(language)
+        return told
+
     def translations(
         self, texts: Sequence[str], options: Options | None = None, *, prefixes: Sequence[str] | None = None,
         constraints: Sequence[Constraints | None] | None = None, mbr: MBR | None = None,
@@ -256,7 +262,7 @@ class LoadedModel(TextGenerator):
 
     def fingerprint(self) -> str:
         """A digest of the model: of its description, tokenizers, defaults and parameters."""
-        parts = [repr(self.description), *(one.to_json() for one in self.tokenizers), repr(self.generation_config)]
+        parts = [repr(self.description), *(one.digest for one in self.tokenizers), repr(self.generation_config)]
         weights = (tensor.detach().cpu().contiguous().numpy().tobytes() for tensor in self.network.parameters())
         return sha256(*(part.encode() for part in parts), *weights)
 

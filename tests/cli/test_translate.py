@@ -29,7 +29,7 @@ from regard.models import zoo
 from regard.models.readouts import Label, Number, Tags
 from regard.store.folder import unique_parameters, write_description, write_generation_config, write_weights
 from tests.cli.test_cli import fed as piped
-from tests.small import TEXTS, save_model, small
+from tests.small import TEXTS, WORDPIECE, save_model, small
 from tests.store.test_elmo import options as elmo_options
 from tests.store.test_elmo import write as write_published
 from tests.training.runs import ENVIRONMENT, regard, write_recipe
@@ -84,6 +84,28 @@ def test_a_text_is_filled_with_choices_and_lines_one_by_one(runs: Path, fed: Fed
     row = json.loads(out)
     assert (row["id"], row["filled"]) == (7, model.fill("a [MASK]").text)
     assert len(row["masks"][0]) == 5
+
+
+def test_a_translator_of_several_languages_is_told_which(runs: Path, fed: Fed):
+    words = WORDPIECE.with_added_words(["__fr__", "__de__"])
+    folder = save_model(runs.parent / "many", small(zoo.transformer(16, 1, 2), (words,)))
+    model = load(folder, device="cpu")
+    found = {}
+    for language, token in (("fra", "__fr__"), ("de", "__de__")):
+        code, out, err = fed(LINES, "translate", folder, "--target-language", language, "--max-tokens", 9)
+        assert (code, err) == (0, "")
+        found[language] = out.decode().splitlines()
+        assert all(line.startswith(token) for line in found[language])
+        options = replace(model.defaults(), max_tokens=9)
+        assert model.translate(TEXTS, options=options, target_language=language) == found[language]
+    (runs.parent / "text.txt").write_text(TEXTS[0])
+    arguments = "--file", runs.parent / "text.txt", "--target-language", "fr", "--max-tokens", 9
+    assert fed("", "translate", folder, *arguments)[1].decode() == found["fra"][0]
+    code, _, err = fed(LINES, "translate", folder, "--target-language", "xx")
+    assert (code, err.count("\n"), 'translate into "xx" (--target-language)' in err) == (2, 1, True)
+    assert "codes: " in err
+    code, _, err = fed(LINES, "translate", runs / "translator", "--target-language", "fr")
+    assert (code, err.count("\n"), "no tokens of languages" in err) == (2, 1, True)
 
 
 def test_spans_are_filled(runs: Path, fed: Fed):

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -236,6 +237,20 @@ def test_a_rule_of_stopping_that_needs_all_hypotheses_is_left_to_torch(folder: P
     model = load(folder)
     with pytest.warns(Note, match="does not honour early_stopping, so torch translates"):
         model.translations(TEXTS, Options(beam=3, n_best=2, early_stopping=False))
+
+
+@pytest.mark.parametrize(("token", "left"), [("__fr__", True), (">>fra<<", False)])
+def test_the_target_language_is_honoured_or_left_to_torch(tmp_path: Path, token: str, left: bool):
+    words = WORDPIECE.with_added_words([token])
+    folder = save_model(tmp_path / "model", small(MODELS["pre_norm"], (words,), generation_config=DEFAULTS))
+    convert(folder)
+    expected = load(folder, engine="torch").translate(TEXTS, target_language="fr")
+    model = load(folder, engine="ctranslate2")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", Note)
+        assert model.translate(TEXTS, target_language="fr") == expected
+    assert any("does not honour forced_bos" in str(one.message) for one in said) is left
+    assert load(folder, engine="torch").translate(TEXTS) != expected
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from regard.api import LoadedModel
 from regard.models.readouts import Label
 from regard.serve.settings import Settings
 from tests.laws.zoo import MODELS
-from tests.small import small
+from tests.small import WORDPIECE, small
 
 from .conftest import KEY
 from .live import Live, live
@@ -132,6 +132,18 @@ def test_the_first_model_of_a_pair_wins_and_model_chooses(tiny: Models):
         assert server.json("/translate", {"q": "The cat sat", **PAIR})["translatedText"] == first
         assert server.json("/translate", {"q": "The cat sat", **PAIR, "model": "other"})["translatedText"] == second
         assert server("/translate", {"q": "x", **PAIR, "model": "../../etc"})[0] == 404
+
+
+def test_a_model_of_several_languages_translates_into_the_target():
+    model = small(MODELS["transformer"], (WORDPIECE.with_added_words(["__fr__", "__it__"]),))
+    with live({"many": model}, languages={"many": ("de", "fr")}) as server:
+        for target in ("fr", "it"):
+            asked = {"q": "The cat sat", "source": "de", "target": target, "alignment": True}
+            found = server.json("/translate", asked)["translatedText"]
+            assert found == model.translate("The cat sat", target_language=target)
+        found = {one["code"]: one["targets"] for one in json.loads(server("/languages")[1])}
+        assert found == {"de": ["fr", "it"], "fr": [], "it": []}
+        assert error(server, {"q": "a", "source": "de", "target": "es"}) == "es is not supported"
 
 
 def test_auto_takes_the_only_source_there_is_without_confidence(server: Live):

@@ -12,6 +12,7 @@ import regard
 from regard.config.recipe import read_recipe
 from regard.errors import CannotResume, DamagedFile, InputError
 from regard.evaluation.plan import plan
+from regard.layers.linear import Linear, linear
 from regard.layers.lora import LoRA, adapted_maps, add_adapters, changing_parameters, linear_maps
 from regard.models import zoo
 from regard.store.convert import convert
@@ -99,6 +100,25 @@ def test_a_merged_adapter_gives_the_answers_of_the_unmerged_network():
         torch.testing.assert_close(merged(ids), network(ids), rtol=1e-5, atol=1e-5)
 
 
+def test_an_adapter_acts_beside_packed_weights(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("regard.layers.linear.ONEDNN", False)
+    monkeypatch.setattr("regard.layers.linear.TRANSPOSED", True)
+    network, x = torch.nn.Sequential(linear(128, 128)).eval(), torch.randn(3, 128)
+    (one,) = network
+    with torch.no_grad():
+        plain = network(x)
+        assert isinstance(one, Linear)
+        assert one._packed is not None
+        add_adapters(network, LoRA(rank=2, alpha=3))
+        adapter = adapted_maps(network)["0"]
+        torch.nn.init.normal_(adapter.B)
+        added = 1.5 * adapter.B @ adapter.A
+        torch.testing.assert_close(network(x), plain + x @ added.T, rtol=1e-5, atol=1e-4)
+        adapter.B.zero_()
+        one.weight.add_(added)  # folded in: packed anew
+        torch.testing.assert_close(network(x), plain + x @ added.T, rtol=1e-5, atol=1e-4)
+
+
 def test_a_match_without_a_linear_map_names_some_that_exist():
     network = small(FAMILIES["bert"]).network
     with pytest.raises(InputError, match=r'matches "\*\.slef\.\*" \(train\.lora\.match\).*encoder\.'):
@@ -130,7 +150,14 @@ def test_an_adapter_is_small_and_named_and_changes_no_file_of_its_base(recipe: P
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["", 'optimizer = "muon"', 'optimizer = "adafactor"', 'optimizer = "lamb"\nema = 0.9']
+    "optimizer",
+    [
+        "",
+        *(
+            pytest.param(f"optimizer = {other}", marks=pytest.mark.slow)
+            for other in ('"muon"', '"adafactor"', '"lamb"\nema = 0.9')
+        ),
+    ],
 )
 def test_a_run_resumes_bit_identically(recipe: Path, optimizer: str):
     write(recipe.parent, optimizer)

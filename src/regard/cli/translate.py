@@ -107,6 +107,10 @@ def translate(
     repetition_penalty: Annotated[
         float | None, typer.Option(help="Above 1: makes repeated tokens less likely.", show_default="the model's, or 1")
     ] = None,
+    target_language: Annotated[
+        str | None,
+        typer.Option(help="Language to translate into, as fr, by a model of several.", show_default="the model's"),
+    ] = None,
     prefix: Annotated[str | None, typer.Option(help="Start every translation with this text.")] = None,
     alignment: Annotated[
         bool, typer.Option("--alignment", help="Print the word alignment, as 'text ||| 0-0 1-2'.")
@@ -193,6 +197,8 @@ def translate(
             model, device, threads, parts, engine, weights=weights, fusion=fusion, fusion_weight=fusion_weight,
             alone=stream or alternatives is not None, precision=precision,
         )  # fmt: skip
+    if target_language is not None:
+        loaded = loaded.translating_into(target_language)
     defaults = loaded.defaults()
     if stream:
         defaults = replace(defaults, beam=1)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import torch
 
@@ -22,6 +23,7 @@ from regard.decode.options import Options, default_options
 from regard.decode.requests import prompt_requests, translation_requests
 from regard.decode.requests import require_possible as require_possible
 from regard.decode.stream import stream_text
+from regard.decode.target_language import lacks_language, with_language
 from regard.decode.terms import Constraints, Glossary
 from regard.errors import InputError, Note
 from regard.models.generator import Generator
@@ -53,37 +55,49 @@ class TextGenerator:
         """The device of the network's parameters."""
         return next(self.network.parameters()).device
 
+    def translating_into(self, language: str) -> Self:
+        """The same model, told to translate into this language: "fr" or its code in the model, as "fra_Latn"."""
+        self._require("translate")
+        told = copy(self)
+        told.tokenizers, told.generation_config = with_language(self.tokenizers, self.generation_config, language)
+        told.tokenizer, told.target_tokenizer = told.tokenizers
+        return told
+
     @overload
     def translate(
         self, texts: str, *, beam: int | None = ..., options: Options | None = ..., replace_unknown: bool = ...,
         must: Sequence[str] = ..., must_not: Sequence[str] = ..., glossary: Terms | None = ...,
-        mbr: Metric | None = ..., mbr_candidates: int | None = ...,
+        mbr: Metric | None = ..., mbr_candidates: int | None = ..., target_language: str | None = ...,
     ) -> str: ...  # fmt: skip
     @overload
     def translate(
         self, texts: list[str], *, beam: int | None = ..., options: Options | None = ..., replace_unknown: bool = ...,
         must: Sequence[str] = ..., must_not: Sequence[str] = ..., glossary: Terms | None = ...,
-        mbr: Metric | None = ..., mbr_candidates: int | None = ...,
+        mbr: Metric | None = ..., mbr_candidates: int | None = ..., target_language: str | None = ...,
     ) -> list[str]: ...  # fmt: skip
     def translate(
         self, texts: str | list[str], *, beam: int | None = None, options: Options | None = None,
         replace_unknown: bool = False, must: Sequence[str] = (), must_not: Sequence[str] = (),
         glossary: Terms | None = None, mbr: Metric | None = None, mbr_candidates: int | None = None,
+        target_language: str | None = None,
     ) -> str | list[str]:  # fmt: skip
         """The best translation of each text, by beam search; `options` sets the other decoding options.
 
         A translation contains the terms of `must` and none of `must_not`, and the target terms of a `glossary` whose
         source terms occur in its text; where that is impossible, an error says so. `mbr` chooses among samples, or with
-        a `beam` among its hypotheses, by minimum Bayes risk.
+        a `beam` among its hypotheses, by minimum Bayes risk. `target_language` is for models of several languages.
         """
         several = [texts] if isinstance(texts, str) else texts
         risk = minimum_risk(mbr, mbr_candidates)
-        plain = options or self.defaults()
+        told = self if target_language is None else self.translating_into(target_language)
+        plain = options or told.defaults()
+        if told is not self:
+            plain = replace(plain, forced_bos=told.defaults().forced_bos)
         plain = plain if beam is None else replace(plain, beam=beam)
         if risk is not None and beam is None and options is None:
             plain = risk.sampling(plain)
         constraints = line_constraints(several, must=must, must_not=must_not, glossary=glossary)
-        found = self.translations(
+        found = told.translations(
             several, plain, replace_unknown=replace_unknown, constraints=constraints, mbr=risk,
         )  # fmt: skip
         best = [require_possible(hypotheses[0], f"text {number:,}").text for number, hypotheses in enumerate(found, 1)]
@@ -102,6 +116,9 @@ class TextGenerator:
         """
         self._require("translate")
         options = options or self.defaults()
+        if lacks_language(self.tokenizers, options.forced_bos):
+            self._note_once("this model translates into several languages, and none is named. Name one, as in "
+                            "--target-language fr, or as tgt_lang in tokenizer_config.json.")  # fmt: skip
         cut = None if mbr is not None or any(constraints or ()) else cut_long_lines(
             self.network, self.tokenizer, texts, options, trained_length=self.config.get(TRAINED_LENGTH),
             prefixes=prefixes, first_line=first_line, note=self._note_once,

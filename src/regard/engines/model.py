@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 from regard.data.tokenize.encode import Reads
 from regard.data.tokenize.tokenizer import Tokenizer
 from regard.decode.mbr import MBR
 from regard.decode.options import Options, default_options
 from regard.decode.requests import GeneratedText, Layer, Prediction, Request, Text, TextScore, TokenVectors, Vectors
+from regard.decode.target_language import with_language
 from regard.decode.terms import Constraints
 from regard.engines.folder import PROGRAMS, Converted, read_converted
 from regard.errors import InputError, Note
@@ -28,6 +30,10 @@ def _lacks() -> NotImplementedError:
 
 class Answers(Protocol):
     """What a model answers, in torch or in another engine. A converted model has the commands among its `verbs`."""
+
+    def translating_into(self, language: str) -> Self:
+        """As `LoadedModel.translating_into`."""
+        raise _lacks()
 
     def translations(
         self, texts: Sequence[str], options: Options | None = None, *, prefixes: Sequence[str] | None = None,
@@ -121,6 +127,14 @@ class ConvertedModel(Answers):
     def defaults(self) -> Options:
         """The model's default decoding options (generation_config.json)."""
         return default_options(self.generation_config, ours=True, translates=self.shape != "decoder")
+
+    def translating_into(self, language: str) -> Self:
+        """As `LoadedModel.translating_into`; so is the model in torch that it leaves work to."""
+        told, torch = copy(self), self._torch
+        told.tokenizers, told.generation_config = with_language(self.tokenizers, self.generation_config, language)
+        told._torch = None if torch is None else lambda: torch().translating_into(language)
+        told._loaded = None
+        return told
 
     def unable(self, requests: Sequence[Request], options: Options, **asked: object) -> str | None:
         """What it cannot honour of these requests to generate; None if it can do all."""

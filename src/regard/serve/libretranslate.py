@@ -255,17 +255,17 @@ async def _choose(
         chosen = models.find(name)
         chosen.require("translate", "translate")
         able = [chosen]
-    known = {code for one in able for code in one.pair}
+    known = {code for one in able for code in (one.pair[0], *one.targets)}
     for code in (source, target):
         if code not in known and not (code == _AUTO and code is source):
             raise Refusal(400, f"{_echo(code)} is not supported")
-    fitting = [one for one in able if one.pair[1] == target]
+    fitting = [one for one in able if target in one.targets]
     detected: Json = {"language": source, "confidence": 100.0}
     if source == _AUTO:
         detected = await _detect_source(models, fitting, texts)
     for one in fitting:
         if one.pair[0] == detected["language"]:
-            return one, detected
+            return one.translating_into(target), detected
     raise Refusal(400, f"{language_name(target)} ({target}) is not available as a target language from "
                        f"{language_name(detected['language'])} ({detected['language']})")  # fmt: skip
 
@@ -295,11 +295,11 @@ def _languages(models: Models) -> list[Json]:
     """All languages of the translators, each with its targets."""
     targets: dict[str, list[str]] = {}
     for one in models.translators:
-        source, target = one.pair
-        targets.setdefault(source, [])
-        targets[source] += [target] if target not in targets[source] else []
+        known = targets.setdefault(one.pair[0], [])
+        known += [target for target in one.targets if target not in known]
     for one in models.translators:
-        targets.setdefault(one.pair[1], [])
+        for target in one.targets:
+            targets.setdefault(target, [])
     return [{"code": code, "name": language_name(code), "targets": some} for code, some in targets.items()]
 
 

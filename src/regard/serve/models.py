@@ -14,6 +14,7 @@ from regard.api import LoadedModel
 from regard.decode.inputs import capabilities
 from regard.decode.language import LanguageDetector
 from regard.decode.search import joinable_options
+from regard.decode.target_language import target_languages
 from regard.errors import InputError
 from regard.serve.pool import Threads, WorkerPool
 from regard.serve.refusal import Refusal, shown
@@ -74,6 +75,17 @@ class ServedModel:
     def pair(self) -> Pair:
         """Its languages; a translator that names none has "source" and "target"."""
         return self.languages or UNNAMED
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The languages that it translates into; its own first."""
+        return tuple(dict.fromkeys((self.pair[1], *target_languages(self.model.tokenizers))))
+
+    def translating_into(self, target: str) -> ServedModel:
+        """The same model, told to translate into one of its targets."""
+        if target not in target_languages(self.model.tokenizers):
+            return self
+        return replace(self, model=self.model.translating_into(target))
 
     def can(self, verb: str) -> bool:
         """Whether the model was trained for a command."""

@@ -90,6 +90,7 @@ class Tokenizer:
         # In these models unk is a whole word; in the others, a character.
         self._word_level = isinstance(tokenizer.model, (models.WordLevel, models.WordPiece))
         added = tokenizer.get_added_tokens_decoder()
+        self.added_tokens: dict[str, int] = {token.content: number for number, token in added.items()}
         self._specials = {token.content: number for number, token in added.items() if token.special}
         given = special_tokens or SpecialTokens()
         usual = self._specials.get("<unk>", self._specials.get("[UNK]"))
@@ -294,6 +295,10 @@ class Tokenizer:
         if not tokenizer.vocabulary:
             raise messages.BAD_TOKENIZER(why="it has no tokens")
         return tokenizer
+
+    def with_special_tokens(self, special_tokens: SpecialTokens) -> Tokenizer:
+        """The same tokenizer with these special tokens in place of those that were given."""
+        return Tokenizer(self._tokenizer, self._json, special_tokens)
 
     def with_added_words(self, words: Sequence[str]) -> Tokenizer:
         """The same tokenizer with added words, each of which becomes one token."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.errors import InputError, Note
+from regard.errors import InputError
 from regard.store.huggingface.special_tokens import (
     CLASSES,
     TokenizerClass,
@@ -56,9 +55,6 @@ def with_target_language(folder: Path, generation_config: dict[str, Any], tokeni
         return generation_config
     target = settings.get("tgt_lang")
     if target is None:
-        if of_class is not CLASSES["MBartTokenizer"]:  # whose decoder_start_token_id may be the language
-            warnings.warn(f"{folder} names no language to translate into. Set src_lang and tgt_lang in its "
-                          "tokenizer_config.json.", Note, stacklevel=2)  # fmt: skip
         return generation_config
     number = tokenizer.id_of(language_token(of_class, target))
     if number is None:
