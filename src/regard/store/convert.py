@@ -17,8 +17,8 @@ from regard.store.files import read_json
 from regard.store.folder import local_folder, read_folder, unique_parameters, write_description, write_weights
 from regard.store.generation_config import to_regard
 from regard.store.huggingface.folder import write_huggingface
-from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, is_inside
-from regard.store.orphans.folder import find_orphan, read_orphan
+from regard.store.loading import INDEX, MAX_TEXT_LENGTH, TRAINED_LENGTH, WEIGHTS, Loaded, find_orphan, is_inside
+from regard.store.orphans.folder import read_orphan
 from regard.store.unpickle import unpickle
 
 Format = Literal["huggingface", "regard"]

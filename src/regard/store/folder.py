@@ -40,6 +40,7 @@ from regard.store.loading import (
     build_network,
     load_parameters,
     parameter_shapes,
+    refuse_orphan,
     refuse_pickles,
     require_depth,
     require_finite,
@@ -232,6 +233,7 @@ def _with_description_of(
 
 def _read_model(folder: Path, device: torch.device, parts: Sequence[type]) -> Loaded:
     """Load a folder with a whole model."""
+    refuse_orphan(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a model folder. Name the folder with its config.json and weights.")
     if not folder.is_dir():

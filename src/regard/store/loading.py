@@ -24,6 +24,9 @@ TRAINED_LENGTH = "trained_length"  # key of config.json: the longest sequence, i
 _SPARE_LAYERS = 100  # layers may have no parameters
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "model.ckpt", "model.bin")
 
+_CHECKPOINTS, _NUMPY = (".pt", ".ckpt", ".pth"), ".npz"  # of other toolkits
+_BEST = ("checkpoint_best.pt", "model.pt", "best.ckpt", "checkpoint_last.pt")
+
 Vocabularies = tuple[int, int | None]
 """Vocabulary sizes of a network: its own, and the source's where that differs."""
 
@@ -57,6 +60,31 @@ def refuse_pickles(folder: Path) -> None:
     for name in _PICKLES:
         if (folder / name).exists():
             raise messages.PICKLE(path=folder / name, folder=folder)
+
+
+def find_orphan(source: Path) -> Path | None:
+    """The checkpoint of another toolkit that a path names: the file itself, or the best one of a folder."""
+    if source.is_file():
+        return source if source.suffix in (*_CHECKPOINTS, _NUMPY) else None
+    if not source.is_dir() or any((source / name).exists() for name in ("config.json", WEIGHTS, "pytorch_model.bin")):
+        return None
+    found = sorted(path for path in source.iterdir() if path.suffix in (*_CHECKPOINTS, _NUMPY) and path.is_file())
+    for name in _BEST:
+        if source / name in found:
+            return source / name
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5])
+        raise InputError(f"{source} holds several checkpoints: {names}. Name one of these files.")
+    return found[0] if found else None
+
+
+def refuse_orphan(source: Path) -> None:
+    """Raise an error that names the command to convert it if a path is, or holds, a checkpoint of another toolkit."""
+    checkpoint = find_orphan(source)
+    if checkpoint is not None:
+        allow = "" if checkpoint.suffix == _NUMPY else " --allow-pickle"
+        raise InputError(f"{checkpoint} is a file, not a model folder. If another toolkit wrote it and you trust its "
+                         f"maker: regard convert {checkpoint} NEW --to regard{allow}.")  # fmt: skip
 
 
 def require_finite(name: str, tensor: Tensor, folder: Path) -> None:

@@ -62,6 +62,14 @@ def test_a_pickle_is_refused_with_the_command_that_opens_it(tmp_path: Path) -> N
         convert(path, tmp_path / "ours", "regard")
 
 
+@pytest.mark.parametrize(("name", "allowed"), [("joey-gru", " --allow-pickle"), ("marian-post_norm", "")])
+def test_loading_a_toolkits_files_names_the_command_that_converts_them(name: str, allowed: str) -> None:
+    path = checkpoint_of(FIXTURES / name)
+    for given in (path, path.parent):
+        with pytest.raises(InputError, match=rf"regard convert {path} NEW --to regard{allowed}\.$"):
+            regard.load(given)
+
+
 def changed(folder: Path, change: dict[str, Any], where: str) -> Path:
     """A copy of a frozen folder of OpenNMT-py whose options or weights are changed."""
     shutil.copytree(FIXTURES / "opennmt-modern", folder)
