@@ -13,7 +13,7 @@ from regard.data.tokenize.tokenizer import Tokenizer
 from regard.data.tokenize.train import WordPiece
 from regard.models.model import Model
 from regard.store.folder import unique_parameters, write_description, write_weights
-from regard.store.loading import Loaded
+from regard.store.loading import TRAINED_LENGTH, Loaded
 
 TEXTS = [
     "The cat sat on the mat.",
@@ -47,7 +47,10 @@ def save_model(folder: Path, model: LoadedModel, parts: Sequence[type] = ()) -> 
     folder.mkdir(parents=True)
     second = None if model.target_tokenizer is model.tokenizer else model.target_tokenizer
     config = model.generation_config
-    write_description(folder, model.network, (model.tokenizer, second), task="", generation_config=config)
+    length = {key: value for key, value in model.config.items() if key == TRAINED_LENGTH}
+    write_description(
+        folder, model.network, (model.tokenizer, second), task="", generation_config=config, extra_config=length
+    )
     write_weights(folder, unique_parameters(model.network))
     load(folder, device="cpu", parts=parts)
     return folder

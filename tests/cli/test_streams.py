@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -356,18 +357,20 @@ def test_json_has_no_infinity():
 # A text longer than those of the training
 
 
-def test_a_long_line_is_named_once_and_its_translation_bounded(recwarn: pytest.WarningsRecorder):
+def test_a_long_line_is_named_once_and_one_that_is_kept_whole_has_a_bounded_translation(recwarn):
     model = small(zoo.transformer(16, 1, 2), config={TRAINED_LENGTH: 10})
     texts = ["the cat", "the cat sat " * 40, "the dog sat " * 40]
-    (short,), (long,), (other,) = model.translations(texts, first_line=7)
+    found = model.translations(texts, replace(model.defaults(), n_best=2, beam=2), first_line=7)
+    short, long, other = (some[0] for some in found)
     said = [str(warning.message) for warning in recwarn if warning.category is Note]
     assert len(said) == 1
     assert said[0].startswith("line 8 has ")
     assert "trained on at most 10;" in said[0]
     assert max(len(long.tokens), len(other.tokens)) <= 70
     unbounded = small(zoo.transformer(16, 1, 2))
-    assert unbounded.translations(["the cat"])[0][0].tokens == short.tokens
-    assert len(unbounded.translations(["the cat sat " * 40])[0][0].tokens) > 70
+    options = replace(unbounded.defaults(), n_best=2, beam=2)
+    assert unbounded.translations(["the cat"], options)[0][0].tokens == short.tokens
+    assert len(unbounded.translations(["the cat sat " * 40], options)[0][0].tokens) > 70
     assert len(recwarn) == 1
 
 

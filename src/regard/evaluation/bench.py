@@ -193,7 +193,9 @@ def _measure(
             contestants[Setting("torch", "float32", 1)] = stack.enter_context(_started(folder, None, 1, parts))
         notes: list[str] = []
         for lower in TORCH_PRECISIONS[1:]:
-            if is_native(lower):
+            if lower not in facts["precisions"]:
+                notes.append(f"This model has no matrix that is large enough for {lower}, so it is not measured.")
+            elif is_native(lower):
                 contestants[Setting("torch", lower, cores)] = stack.enter_context(
                     _started(folder, None, cores, parts, lower)
                 )

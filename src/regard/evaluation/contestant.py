@@ -125,6 +125,8 @@ class _Worker:
     def facts(self) -> dict[str, Any]:
         """What the model is and can do, and lines made from its vocabulary."""
         from regard.decode.inputs import capabilities
+        from regard.layers.packed import PRECISIONS
+        from regard.models.device import gains_from
 
         network, tokenizer = self.model.network, self.model.tokenizer
         draw = random.Random(1)
@@ -138,6 +140,7 @@ class _Worker:
             "beam": self.model.defaults().beam, "weights": weights, "max_positions": network.max_positions,
             "readout": network.vocabulary * network.description.width,
             "parameters": sum(one.numel() for one in network.parameters()),
+            "precisions": [precision for precision in PRECISIONS if gains_from(network, precision)],
         }  # fmt: skip
 
 

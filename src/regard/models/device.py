@@ -57,12 +57,20 @@ def set_precision(network: nn.Module, precision: InferencePrecision) -> None:
         slower = {"bfloat16": "up to 5 times slower than float32", "int8": "possibly slower than float32"}[precision]
         warnings.warn(f"this processor has no instructions for {precision}, which is {slower} (--precision).", Note,
                       stacklevel=3)  # fmt: skip
-    layers = [module for module in network.modules() if isinstance(module, Linear)]
-    if not any(layer.gains_from(precision) for layer in layers) and precision != "float32":
+    if not gains_from(network, precision):
         raise InputError(f"this model has no linear map that is large enough for {precision} (--precision). Leave out "
                          "--precision.")  # fmt: skip
-    for layer in layers:
+    for layer in _linear_maps(network):
         layer.precision = precision
+
+
+def gains_from(network: nn.Module, precision: InferencePrecision) -> bool:
+    """Whether some matrix of a network is large enough for this precision."""
+    return precision == "float32" or any(layer.gains_from(precision) for layer in _linear_maps(network))
+
+
+def _linear_maps(network: nn.Module) -> list[Linear]:
+    return [module for module in network.modules() if isinstance(module, Linear)]
 
 
 def is_native(precision: InferencePrecision) -> bool:

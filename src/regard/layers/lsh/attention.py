@@ -98,8 +98,8 @@ class LSHAttentionLayer(Sublayer):
     @torch.no_grad()
     def hash(self, q: Tensor, rounds: int | None = None) -> Tensor:
         """BHTK -> BHTR: the bucket of each vector in each round, argmax([qR; -qR]) for a random rotation R."""
-        rows, heads, length, _ = q.shape
-        heads, width = self.heads, self.query_key.out_features // self.heads
+        rows, length = q.shape[0], q.shape[2]
+        heads, width = int(q.shape[1]), int(q.shape[3])  # numbers, also in a graph that is exported
         counts = self.pattern.bucket_counts(self.description.buckets, length)
         rounds = rounds or self.description.rounds
         shape = heads, width, rounds, sum(counts) // 2

@@ -104,7 +104,7 @@ def read_sha_rnn(folder: Path, tensors: Mapping[str, Tensor]) -> tuple[Orphan, M
         _matrix(tensors, name, folder) for name in ("encoder.weight", "decoder.weight", "blocks.0.ff.linear1.weight")
     )
     (words, width), inner = embedding.shape, len(up)
-    blocks = {int(found[1]) for name in tensors if (found := re.match(r"blocks\.(\d{1,4})\.", name))}
+    blocks = {int(block[1]) for name in tensors if (block := re.match(r"blocks\.(\d{1,4})\.", name))}
     attending = tuple(sorted(number for number in blocks if f"blocks.{number}.attn.qs" in tensors))
     _require_exact(tensors, words, attending, folder)
     inner -= inner % width if inner > width else 0  # their Boom layers leave the rest out
