@@ -21,8 +21,6 @@ needs_onednn = pytest.mark.skipif(
 @pytest.fixture(params=["MKL", pytest.param("oneDNN", marks=needs_onednn)])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ONEDNN", request.param == "oneDNN")
-    monkeypatch.setattr(module, "TRANSPOSED", request.param == "MKL")
-    monkeypatch.setattr(module, "_LEAST_TRANSPOSED", 1)
     monkeypatch.setattr(module, "_SMALL", 1)
     monkeypatch.setattr(module, "_SMALL_PACKED", 1)
 

@@ -16,6 +16,7 @@ from regard.layers.linear import Linear, linear
 from regard.layers.lora import LoRA, adapted_maps, add_adapters, changing_parameters, linear_maps
 from regard.models import zoo
 from regard.store.convert import convert
+from tests.layers.test_linear import needs_onednn
 from tests.small import TEXTS, save_model, small
 
 RECIPE = """
@@ -100,9 +101,10 @@ def test_a_merged_adapter_gives_the_answers_of_the_unmerged_network():
         torch.testing.assert_close(merged(ids), network(ids), rtol=1e-5, atol=1e-5)
 
 
+@needs_onednn
 def test_an_adapter_acts_beside_packed_weights(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("regard.layers.linear.ONEDNN", False)
-    monkeypatch.setattr("regard.layers.linear.TRANSPOSED", True)
+    monkeypatch.setattr("regard.layers.linear.ONEDNN", True)
+    monkeypatch.setattr("regard.layers.linear._SMALL_PACKED", 1)
     network, x = torch.nn.Sequential(linear(128, 128)).eval(), torch.randn(3, 128)
     (one,) = network
     with torch.no_grad():

@@ -5,9 +5,7 @@ oneDNN, which uses it on AMD's too, and was measured to be 2.3 times as fast the
 depends on the processor, its limits and on sizes alone, never on a clock, so that a run can be repeated to the bit.
 
 For inference, oneDNN gets weights that were packed once, in the order in which it reads them: measured 2.3 times as
-fast as unpacked for 5 rows and 8,000 outputs, 1.2 times for 32 rows, 1.05 times for 640. MKL on Intel's processors gets
-transposed weights for few rows: measured 1.2 to 2.3 times as fast for most matrices and up to 16 rows, about 1.2 for
-64, and no faster for 320. Weights take their memory twice so.
+fast as unpacked for 5 rows and 8,000 outputs, 1.2 times for 32 rows, 1.05 times for 640. They take their memory twice.
 """
 
 from __future__ import annotations
@@ -28,13 +26,10 @@ from regard.layers.packed import (
     OneDNNWeight,
     PackedWeight,
     PackWeight,
-    TransposedWeight,
 )
 
 _SMALL = 1_000_000  # multiplications: below, a call of oneDNN costs more than it saves
 _SMALL_PACKED = 300_000  # the same with packed weights; a single row gains nothing from packing
-_FEW_ROWS = 64  # which gain from transposed weights
-_LEAST_TRANSPOSED = 1 << 14  # weights of a matrix that is transposed, at least
 _MOST_PACKED = 1 << 26  # weights of a matrix that is packed, at most
 
 
@@ -50,7 +45,6 @@ def _onednn_is_faster() -> bool:
 
 
 ONEDNN = _onednn_is_faster()
-TRANSPOSED = torch.backends.mkl.is_available() and "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
 
 
 class Linear(nn.Linear):
@@ -85,13 +79,9 @@ class Linear(nn.Linear):
             # By the matrix alone, never by the number of rows, which are to have the same outputs in any batch.
             low: PackWeight = Int8Weight if self.precision == "int8" else BFloat16Weight
             return low if self.gains_from(self.precision) else None
-        if weight.is_inference() or weight.numel() > _MOST_PACKED or not _is_plain(x, weight):
+        if weight.is_inference() or weight.numel() > _MOST_PACKED or not _is_suitable(x, weight):
             return None
-        if ONEDNN:
-            gains = numbers > x.shape[-1] and numbers * len(weight) >= _SMALL_PACKED
-            return OneDNNWeight if gains else None
-        few = numbers <= _FEW_ROWS * x.shape[-1]
-        return TransposedWeight if TRANSPOSED and few and weight.numel() >= _LEAST_TRANSPOSED else None
+        return OneDNNWeight if numbers > x.shape[-1] and numbers * len(weight) >= _SMALL_PACKED else None
 
     def _pack(self, kind: PackWeight) -> PackedWeight:
         """The packed weights, packed anew after any change."""
@@ -153,13 +143,8 @@ def _multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def _is_suitable(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is faster here, and both are float32 on a CPU."""
-    return ONEDNN and _is_plain(x, weight)
-
-
-def _is_plain(x: Tensor, weight: Tensor) -> bool:
-    """Whether both are float32 on a CPU."""
     plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
-    return plain and not torch.is_autocast_enabled("cpu") and not torch._C._is_tracing()
+    return ONEDNN and plain and not torch.is_autocast_enabled("cpu") and not torch._C._is_tracing()
 
 
 class _Product(torch.autograd.Function):

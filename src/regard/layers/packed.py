@@ -1,4 +1,4 @@
-"""Weights of linear maps as products without gradients read them: packed, transposed, in bfloat16, or in int8.
+"""Weights of linear maps as products without gradients read them: packed, in bfloat16, or in int8.
 
 int8 has one scale per output of the weights and one per row of the inputs (Dettmers 2022, section 2.1: vector-wise
 quantization). Its sums are exact, so the outputs of a row never depend on the other rows of a batch.
@@ -44,16 +44,6 @@ class OneDNNWeight:
     def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, bias, "none", [], "")
         return found
-
-
-class TransposedWeight:
-    """Transposed, as MKL reads them faster for few rows."""
-
-    def __init__(self, weight: Tensor) -> None:
-        self.transposed = weight.t().contiguous()
-
-    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        return rows @ self.transposed if bias is None else torch.addmm(bias, rows, self.transposed)
 
 
 class BFloat16Weight:
