@@ -195,7 +195,8 @@ def test_ctrl_c_writes_what_is_ready(others: dict[str, Path], tmp_path: Path):
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=ENVIRONMENT)
     assert done.returncode == 130
     assert done.stderr == f"regard: stopped; {page} shows what was ready.\n"
-    assert "Left out: Nearest neighbours (stopped before it was ready); Ablation (stopped" in done.stdout
+    left_out = [f"{name} (stopped before it was ready)" for name in ("Nearest neighbours", "Explanation", "Ablation")]
+    assert f"Left out: {'; '.join(left_out)}" in done.stdout
     [trace] = payload(page)["traces"]
     assert [bool(trace[name]) for name in ("positions", "generation", "ablation")] == [True, True, False]
 

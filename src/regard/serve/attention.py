@@ -171,7 +171,13 @@ class Views:
 
 async def on_worker(worker: Worker | WorkerPool, work: Callable[[], T]) -> T:
     """Do some work in a worker's thread, between its decoding steps."""
-    return (await result_of(worker.run(lambda model, items: [item() for item in items], [work])))[0]
+
+    def outside_inference_mode() -> T:
+        # A checkpoint that is loaded in inference mode has no gradients, which a page shows.
+        with torch.inference_mode(False), torch.no_grad():
+            return work()
+
+    return (await result_of(worker.run(lambda model, items: [item() for item in items], [outside_inference_mode])))[0]
 
 
 async def json_reply(value: Any, size: float = math.inf) -> Response:

@@ -116,7 +116,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray[Any, Any]]:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > _MOST_GROWTH * path.stat().st_size:
             raise ValueError(f"it unpacks to {unpacked:,} bytes")
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path) as file:
             return {name: file[name] for name in file.files}
     except (ValueError, OSError, zipfile.BadZipFile, EOFError, KeyError) as error:
         raise DamagedFile(f"{path} cannot be used: {first_line(error)}. Copy it again.") from error
