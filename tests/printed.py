@@ -27,7 +27,7 @@ from typing import Any
 from tests.training.runs import PROCESSES
 
 UNRUN = re.compile(
-    r"needs the network|needs several machines|takes (minutes|hours)|this project's own tests|needs your own (file|model)"
+    r"needs (the network|several machines|your own (file|model))|takes (minutes|hours)|this project's own tests"
 )
 SERVES = "until Ctrl-C"
 BACKGROUND = re.compile(r" &\s*(#.*)?$")  # a server that the rest of the page talks to
