@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,11 @@ BASE_DIGEST = "base_sha256"  # key of config.json: the weights that an adapter o
 
 _PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<which>[AB])(\.default)?(\.weight)?")
+_MOST_NAME = 1000  # characters of a tensor's name
+# What matches modules that have a rank or an alpha of their own: names, classes, a few groups of names, and little that
+# repeats, so that no name keeps it busy.
+_MOST_PATTERNS, _MOST_GROUPS, _MOST_REPEATED = 10_000, 3, 3
+_SAFE_PATTERN = re.compile(r"\^?(?:[\w-]|\.[*+]?|\\\.|\\d\+?|\[[\w-]+\]\+?|\((?:\?:)?[\w.|-]+\))*\$?")
 # Settings that change no answer, or that the tensors themselves tell.
 _UNUSED = {
     "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "fan_in_fan_out", "inference_mode",
@@ -42,9 +48,30 @@ _USED = {"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pa
 _PLAIN_STARTS = (True, False, None, "gaussian", "orthogonal", "eva")  # the others change the base model's weights
 
 
+@lru_cache(_MOST_PATTERNS)
+def _matcher(pattern: str) -> re.Pattern[str]:
+    """What PEFT matches the names of modules with."""
+    return re.compile(rf"(.*\.)?({pattern})$")
+
+
 def is_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter instead of a model."""
     return (folder / CONFIG).is_file()
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The two factors that an adapter has for a module; their product is computed once it is known to fit."""
+
+    module: str
+    A: Tensor
+    B: Tensor
+    flipped: bool  # of an embedding, whose product is transposed
+
+    def shape(self, *, transposed: bool) -> tuple[int, ...]:
+        """The shape of the product."""
+        shape = len(self.B), self.A.shape[1]
+        return shape[::-1] if transposed != self.flipped else shape
 
 
 @dataclass(frozen=True)
@@ -71,13 +98,13 @@ class AdapterFile:
     def _for_module(self, key: str, module: str, otherwise: Any) -> Any:
         """A setting that some modules have of their own, under a regular expression of their names."""
         for pattern, value in (self.config.get(key) or {}).items():
-            if pattern == module or module.endswith(f".{pattern}") or re.match(rf"(.*\.)?({pattern})$", module):
+            if pattern == module or module.endswith(f".{pattern}") or _matcher(pattern).match(module):
                 return value
         return otherwise
 
-    def changes(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """What is added to weights, as matrices in torch's orientation, and what replaces tensors, by name."""
-        added, replaced, halves = dict[str, Tensor](), dict[str, Tensor](), dict[str, dict[str, Tensor]]()
+    def changes(self) -> tuple[dict[str, Factors], dict[str, Tensor]]:
+        """What is added to weights, and what replaces tensors, by name."""
+        added, replaced, halves = dict[str, Factors](), dict[str, Tensor](), dict[str, dict[str, Tensor]]()
         for name, tensor in self.tensors.items():
             part = _PART.fullmatch(name)
             if part is None:
@@ -88,12 +115,22 @@ class AdapterFile:
             if part["embedding"] and part["which"] == "B":
                 halves[part["module"]]["embedding"] = tensor
         for module, own in halves.items():
-            if not own.keys() >= {"A", "B"} or own["A"].dim() != 2 or own["A"].shape[0] != own["B"].shape[-1]:
+            matrices = own.keys() >= {"A", "B"} and own["A"].dim() == own["B"].dim() == 2
+            if not matrices or own["A"].shape[0] != own["B"].shape[1]:
                 raise DamagedFile(f"{module} has no matching lora_A and lora_B ({self.folder / WEIGHTS}). "
                                   "Copy or download the adapter again.")  # fmt: skip
-            product = own["B"] @ own["A"] * self.scale(module)
-            added[f"{module}.weight"] = product.T if "embedding" in own else product
+            added[f"{module}.weight"] = Factors(module, own["A"], own["B"], "embedding" in own)
         return added, replaced
+
+    def matrix(self, factors: Factors, *, transposed: bool) -> Tensor:
+        """What is added to a weight: scale * B A, in torch's orientation or transposed."""
+        rank = self._for_module("rank_pattern", factors.module, self.config.get("r", 8))
+        if rank != len(factors.A):
+            raise DamagedFile(f"{factors.module} has factors of rank {len(factors.A)}, {CONFIG} says {rank} "
+                              f"({self.folder}). Copy or download the adapter again.")  # fmt: skip
+        product = factors.B @ factors.A * self.scale(factors.module)
+        require_finite(f"the adapter of {factors.module}", product, self.folder)
+        return product.T if transposed != factors.flipped else product
 
     def summary(self, modules: Sequence[str]) -> Adapter:
         """The adapter as models list it."""
@@ -125,21 +162,28 @@ def read_adapter(folder: Path) -> AdapterFile:
     tensors = read_tensors(folder / WEIGHTS)
     for name, tensor in tensors.items():
         require_finite(name, tensor, folder)
-        if not name.startswith(_PREFIX):
-            raise DamagedFile(f"{name} does not begin with {_PREFIX} ({folder / WEIGHTS}). Is it an adapter's file?")
+        if not name.startswith(_PREFIX) or len(name) > _MOST_NAME:
+            raise DamagedFile(
+                f"{name[:_MOST_NAME]} does not begin with {_PREFIX} ({folder / WEIGHTS}). Is it an adapter's file?"
+            )
     return AdapterFile(folder, config, {name.removeprefix(_PREFIX): one.float() for name, one in tensors.items()})
 
 
 def _check_numbers(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse ranks and alphas that are not numbers above 0, and patterns that are no regular expressions."""
+    """Refuse ranks and alphas that are not numbers above 0, and patterns that some name would keep busy for hours."""
     patterns = [config.get(key) or {} for key in ("rank_pattern", "alpha_pattern")]
     try:
+        if sum(map(len, patterns)) > _MOST_PATTERNS:
+            raise ValueError(f"it has more than {_MOST_PATTERNS:,} patterns")
         numbers = [config.get("r", 8), config.get("lora_alpha", 8), *(n for one in patterns for n in one.values())]
         for pattern in [pattern for one in patterns for pattern in one]:
-            re.compile(pattern)
+            repeated = pattern.count("*") + pattern.count("+")
+            simple = pattern.count("(") <= _MOST_GROUPS and repeated <= _MOST_REPEATED
+            if len(pattern) > _MOST_NAME or not simple or not _SAFE_PATTERN.fullmatch(pattern):
+                raise ValueError(f"the pattern {pattern[:60]!r} could hang on some name, and is not run")
         if not all(0 < float(number) < math.inf for number in numbers):
             raise ValueError(f"r and lora_alpha must be numbers above 0, got {numbers}")
-    except (AttributeError, TypeError, ValueError, re.error) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         raise DamagedFile(f"{path} cannot be used: {error}. Copy or download it again.") from error
 
 
@@ -168,15 +212,16 @@ def fold(network: Network, adapter: AdapterFile, base: Mapping[str, Any], *, fre
             if full[name] in added and (stored != name or (len(match.theirs) > 1 and not match.row.concatenated)):
                 raise InputError(f"{full[name]} shares its weights with {full[match.theirs[0]]}, the adapter changes "
                                  f"one of them only ({adapter.folder}). Merge it with PEFT.")  # fmt: skip
-            own, shape = added.get(full[name]), theirs[stored].shape
-            own = own.T if own is not None and TRANSPOSED in match.row.operations else own
-            given = replaced.get(full[name])
-            if (own is not None and own.shape != shape) or (given is not None and given.shape != shape):
-                found = tuple((given if own is None else own).shape)  # type: ignore[union-attr]
-                raise InputError(f"{full[name]} is {found} in the adapter, {tuple(shape)} in the model "
+            factors, given, shape = added.get(full[name]), replaced.get(full[name]), tuple(theirs[stored].shape)
+            transposed = TRANSPOSED in match.row.operations
+            found = [tuple(given.shape)] if given is not None else []
+            found += [factors.shape(transposed=transposed)] if factors is not None else []
+            if wrong := [one for one in found if one != shape]:
+                raise InputError(f"{full[name]} is {wrong[0]} in the adapter, {shape} in the model "
                                  f"({adapter.folder}). Is it an adapter of this model?")  # fmt: skip
             whole = theirs[stored] if given is None else given.to(theirs[stored])
-            theirs[stored] = whole if own is None else whole + own.to(whole)
+            own = None if factors is None else adapter.matrix(factors, transposed=transposed).to(whole)
+            theirs[stored] = whole if own is None else whole + own
         changed[match.ours] = match.to_ours(
             theirs.__getitem__, {name: tuple(one.shape) for name, one in theirs.items()}
         )
