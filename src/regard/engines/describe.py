@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,10 +14,9 @@ from regard.decode.classify import predicted_readout, predicts_next_sentence
 from regard.decode.inputs import capabilities
 from regard.engines.folder import PROGRAMS, Converted, Precision, Runtime, read_converted
 from regard.engines.head import HEAD, Head, Outputs, Pooling
-from regard.errors import InputError
 from regard.models.model import Network
 from regard.models.readouts import First, Label, Last, Max, Mean, MultiLabel, Number, Pool, Tags, Vector, WeightedMean
-from regard.store.files import disk_errors, json_bytes, tensors_to_bytes
+from regard.store.files import json_bytes, new_folder, tensors_to_bytes
 from regard.store.generation_config import to_regard
 from regard.store.loading import MAX_TEXT_LENGTH, TRAINED_LENGTH, Loaded
 from regard.store.manifest import write_manifest
@@ -52,19 +50,9 @@ def converted_of(
 @contextmanager
 def unfinished_folder(target: Path) -> Iterator[Path]:
     """A folder to write into, which becomes the target at the end, in place of an older conversion; else nothing."""
-    if target.exists() and (not target.is_dir() or (any(target.iterdir()) and read_converted(target) is None)):
-        raise InputError(f"{target} exists already. Name a folder that does not.")
-    unfinished = target.with_name(f".{target.name}.part")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        with disk_errors(target, 0):
-            unfinished.mkdir(parents=True)
-            yield unfinished
-            write_manifest(unfinished)
-            shutil.rmtree(target, ignore_errors=True)
-            unfinished.rename(target)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+    with new_folder(target, lambda folder: read_converted(folder) is not None) as unfinished:
+        yield unfinished
+        write_manifest(unfinished)
 
 
 def write_ours(folder: Path, loaded: Loaded) -> None:

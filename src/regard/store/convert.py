@@ -12,8 +12,8 @@ from typing import Literal
 
 import torch
 
-from regard.errors import DamagedFile, InputError, Note, RegardError
-from regard.store.files import read_json
+from regard.errors import DamagedFile, Note, RegardError
+from regard.store.files import new_folder, read_json, require_new_folder
 from regard.store.folder import local_folder, read_folder, unique_parameters, write_description, write_weights
 from regard.store.generation_config import to_regard
 from regard.store.huggingface.folder import write_huggingface
@@ -34,13 +34,13 @@ def convert(
 
     Adapters, and the base of a folder that is an adapter, are merged into one model.
     """
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InputError(f"{target} exists already. Name a folder that does not.")
+    require_new_folder(target)
     loaded = read_source(source, pickles=pickles, parts=parts, adapters=adapters)
-    if to == "huggingface":
-        write_huggingface(target, loaded)
-    else:
-        _write_regard(target, loaded)
+    with new_folder(target) as folder:
+        if to == "huggingface":
+            write_huggingface(folder, loaded)
+        else:
+            _write_regard(folder, loaded)
     return loaded
 
 
@@ -74,7 +74,6 @@ def _naming(source: Path, copy: Path) -> Iterator[None]:
 def _write_regard(folder: Path, loaded: Loaded) -> None:
     published = loaded.config.get("model_type") != "regard"
     generation_config = to_regard(loaded.generation_config) if published else loaded.generation_config
-    folder.mkdir(parents=True, exist_ok=True)
     keys = [key for key in (MAX_TEXT_LENGTH, TRAINED_LENGTH) if loaded.config.get(key) is not None]
     write_description(
         folder, loaded.network, loaded.tokenizers, task=str(loaded.config.get("task", "")),

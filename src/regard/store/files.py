@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -12,14 +13,14 @@ import shutil
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
 from regard import messages
-from regard.errors import DamagedFile, InputError, RunFailed
+from regard.errors import DamagedFile, InputError, RegardError, RunFailed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,6 +90,84 @@ def sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_new_folder(target: Path, may_replace: Callable[[Path], bool] = lambda _: False) -> None:
+    """Raise an error if there is something that is neither an empty folder nor may be replaced."""
+    if target.exists() and not _is_empty_folder(target) and not (target.is_dir() and may_replace(target)):
+        raise InputError(f"{target} exists already. Name a folder that does not.")
+
+
+def _is_empty_folder(path: Path) -> bool:
+    """Whether it holds nothing but what a crash left."""
+    return path.is_dir() and all(entry.name == PARTIAL for entry in path.iterdir())
+
+
+@contextmanager
+def new_folder(target: Path, may_replace: Callable[[Path], bool] = lambda _: False) -> Iterator[Path]:
+    """A folder to write into, which becomes the target once it is whole; an error or a crash leaves no target.
+
+    What a crash leaves has another name, and is cleared by the next attempt. One process at a time writes a target. An
+    empty folder that exists is filled, for it may be a disk of its own.
+    """
+    require_new_folder(target, may_replace)
+    place = Path(os.path.realpath(target))
+    inside = place.is_dir() and _is_empty_folder(place)
+    unfinished = place / PARTIAL if inside else place.with_name(f".{place.name}{PARTIAL}")
+    new = [parent for parent in unfinished.parents if not parent.exists()]
+    with disk_errors(target, 0):
+        try:
+            with _claimed(unfinished, target):
+                yield unfinished
+                if inside:
+                    for path in unfinished.iterdir():
+                        path.rename(place / path.name)
+                else:
+                    require_new_folder(target, may_replace)
+                    _replace_folder(unfinished, place)
+            sync_folder(place.parent)
+        except RegardError as error:
+            error.args = (str(error).replace(str(unfinished), str(target)),)
+            raise
+        finally:
+            for parent in new:
+                with suppress(OSError):  # it holds what was written
+                    parent.rmdir()
+
+
+@contextmanager
+def _claimed(folder: Path, target: Path) -> Iterator[None]:
+    """An empty folder that no other process fills; it is removed at the end, if it still has this name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        taken = InputError(f"{target} is being written by another process. Name another folder.")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise taken from None
+        except OSError:  # a file system without locks
+            pass
+        if not folder.is_dir() or not os.path.samestat(os.fstat(descriptor), folder.stat()):
+            raise taken  # it has just been finished
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+        try:
+            yield
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _replace_folder(new: Path, place: Path) -> None:
+    """Give a folder its name; what had that name is removed after that."""
+    old = place.with_name(f".{place.name}.old{PARTIAL}")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    new.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
