@@ -12,6 +12,7 @@ import inspect
 import json
 import math
 import re
+import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,6 +76,18 @@ def to_toml(tables: Mapping[str, Any]) -> str:
     for name, table in tables.items():
         lines += [f"[{name}]", *(f"{key} = {toml_value(value)}" for key, value in table.items()), ""]
     return "\n".join(lines)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text; a ValueError for whatever is none, however deep or long it is."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("a number has thousands of digits") from None
 
 
 def toml_value(value: Any, indent: str = "") -> str:

@@ -142,9 +142,20 @@ def test_the_message_of_a_wrong_setting_names_its_key(
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path):
-    (tmp_path / "x.toml").write_text("[model\n")
-    with pytest.raises(InputError, match="is not TOML"):
+    for content in ("[model\n", f"x = {'[' * 10_000}", f"x = {'9' * 5000}"):
+        (tmp_path / "x.toml").write_text(content)
+        with pytest.raises(InputError, match="is not TOML"):
+            read_recipe(tmp_path / "x.toml")
+    with open(tmp_path / "x.toml", "wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(InputError, match="a recipe has at most"):
         read_recipe(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize("value", ["[" * 10_000, "9" * 5000])
+def test_a_setting_that_is_too_deep_or_too_long_is_refused(value: str):
+    with pytest.raises(InputError, match=r"expected a whole number"):
+        read_recipe("dates", [f"train.steps={value}"])
 
 
 def test_recipes_are_written_as_they_are_read():

@@ -29,6 +29,7 @@ from regard.lab.tasks import BYTES, read_text
 from regard.layers.lsh.masks import RankWindow
 from regard.layers.positions import Axial
 from regard.models import zoo
+from regard.training.lock import folder_lock
 from tests.show import browser as browsing
 
 ONE_MINUTE = {
@@ -135,6 +136,8 @@ def test_a_claim_of_one_minute_writes_a_finding_a_picture_and_a_page(name: str, 
         (["all", "--minutes", "-1"], "claims need more than 0 minutes, got -1 (--minutes)."),
         (["heads", "--set", "widht=3"], 'heads has no setting "widht" (--set). Did you mean "width"?'),
         (["heads", "--set", "width=no"], "--set.width"),
+        (["heads", "--set", "width=" + "[" * 10_000], "--set.width"),
+        (["heads", "--set", "width=" + "9" * 5000], "--set.width"),
         (["heads", "--set", "width=0"], "width must be above 0, got 0 (--set width)."),
         (
             ["heads", "--text", "short.txt"],
@@ -193,6 +196,11 @@ def test_a_killed_run_resumes_where_it_was(own: Path):
     measured = (own.parent / "measured.txt").read_text().splitlines()
     assert measured.count("one 1") == measured.count("two 1") == measured.count("one 2") == 1
     assert len(set(measured)) == 6
+
+
+def test_two_runs_of_a_claim_never_share_a_folder(own: Path):
+    with folder_lock(own.parent / "out"), pytest.raises(InputError, match="is in use by"):
+        regard.lab.run("mine.py", out="out", show=False)
 
 
 def test_other_settings_and_a_changed_claim_are_measured_anew(own: Path):

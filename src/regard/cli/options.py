@@ -130,13 +130,14 @@ def trained_on_pairs(folder: Path) -> bool:
     recipe = folder / "recipe.toml"
     if not recipe.is_file():
         return False
-    import tomllib
+    from regard.schema import parse_toml
 
     try:
-        text = tomllib.loads(recipe.read_text()).get("text", {})
-    except ValueError:  # whoever reads the recipe says so
+        text = parse_toml(recipe.read_text("utf-8")).get("text")
+    except (OSError, ValueError):  # whoever reads the recipe says so
         return False
-    return len(text.get("fields") or ()) > 2
+    fields = text.get("fields") if isinstance(text, dict) else None
+    return isinstance(fields, list) and len(fields) > 2
 
 
 def input_lines() -> Iterator[list[str]]:

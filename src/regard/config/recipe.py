@@ -11,7 +11,6 @@ import importlib.util
 import inspect
 import re
 import sys
-import tomllib
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,10 +34,11 @@ from regard.errors import InputError, suggest
 from regard.models import zoo
 from regard.models.model import Model
 from regard.models.readouts import Pool
-from regard.schema import call_from_dict, from_dict, located, require_parts, toml_value
+from regard.schema import call_from_dict, from_dict, located, parse_toml, require_parts, toml_value
 from regard.training.settings import Training
 
 _TABLES = ("model", "text", "train", "decode")
+_MOST_BYTES = 16 << 20  # of a recipe
 
 
 @dataclass(frozen=True)
@@ -182,12 +182,16 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
     if str(recipe) in known and not path.is_file():
         text, name = known[str(recipe)], str(recipe)
     elif path.is_file() or path.is_fifo():
+        if (size := path.stat().st_size) > _MOST_BYTES:
+            raise InputError(
+                f"{recipe} has {size:,} bytes; a recipe has at most {_MOST_BYTES:,}. Is it the right file?"
+            )
         text, name = read_text(path), path.stem
     else:
         raise InputError(f'no recipe "{recipe}": no such file, and not built in. {suggest(str(recipe), known)}')
     try:
-        tables = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        tables = parse_toml(text)
+    except ValueError as error:
         raise InputError(f"{recipe} is not TOML: {error}.") from None
     for setting in settings:
         override(tables, setting)
@@ -195,7 +199,7 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
         return parse_recipe(tables, name=name, where=str(recipe), parts=parts)
     except InputError as error:
         with suppress(InputError):
-            parse_recipe(tomllib.loads(text), name=name, where=str(recipe), parts=parts)
+            parse_recipe(parse_toml(text), name=name, where=str(recipe), parts=parts)
             # The recipe itself is right.
             error.args = (_blame_settings(str(error), str(recipe), settings),)
         raise
@@ -314,8 +318,8 @@ def override(tables: dict[str, Any], setting: str) -> None:
     if not equals or not all(keys):
         raise InputError(f'"{setting}" is not of the form table.key=value (--set). Example: --set train.steps=2000.')
     try:
-        value = tomllib.loads(f"value = {written}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {written}")["value"]
+    except ValueError:
         value = written
     table = tables
     for depth, key in enumerate(keys[:-1], start=1):

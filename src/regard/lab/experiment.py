@@ -9,7 +9,6 @@ import math
 import platform
 import shlex
 import time
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from regard.lab.claim import HELD_OUT, NOT_DECIDED, Claim, Numbers, Trial
 from regard.lab.page import card, finding_page
 from regard.lab.picture import draw
 from regard.progress import QUIET, Progress, progress
-from regard.schema import finite, from_dict
+from regard.schema import finite, from_dict, parse_toml
 from regard.store.files import json_bytes, read_json, sha256, write_file
 from regard.training.lock import folder_lock
 from regard.version import __version__
@@ -175,8 +174,8 @@ def _settings(claim: Claim[Any], changed: Sequence[str]) -> Any:
         if key not in known or not equals:
             raise InputError(f'{claim.name} has no setting "{key}" (--set). {suggest(key, known)}')
         try:
-            table[key] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+            table[key] = parse_toml(f"value = {value}")["value"]
+        except ValueError:
             table[key] = value
     whole = {field: getattr(claim.settings, field) for field in known} | table
     whole = {key: list(value) if isinstance(value, tuple) else value for key, value in whole.items()}

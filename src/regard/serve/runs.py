@@ -12,7 +12,7 @@ from typing import Any
 from regard.api import LoadedModel, load, side_by_side, steps
 from regard.errors import InputError, RegardError
 from regard.progress import QUIET
-from regard.schema import classes_of
+from regard.schema import classes_of, parse_toml
 from regard.show.payload import TracePage
 from regard.store.checkpoint import checkpoints_folder
 
@@ -79,12 +79,10 @@ def _numbers(line: bytes) -> dict[str, float]:
 
 def total_steps(folder: Path) -> int | None:
     """How many steps the run's recipe asks for, if it says so."""
-    import tomllib
-
     try:
-        recipe = tomllib.loads((folder / "recipe.toml").read_text("utf-8"))
+        recipe = parse_toml((folder / "recipe.toml").read_text("utf-8"))
         asked = recipe.get("train", {}).get("steps")
-    except (OSError, ValueError, AttributeError, RecursionError):
+    except (OSError, ValueError, AttributeError):
         return None
     return asked if isinstance(asked, int) else None
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from babel import Locale
 
 from regard.data.read.corpus import pair_paths
+from regard.schema import parse_toml
 
 Pair = tuple[str, str]
 """The codes of the source language and the target language."""
@@ -27,8 +27,8 @@ def folder_languages(folder: Path) -> Pair | None:
 def _recipe_languages(path: Path) -> Pair | None:
     """The languages in the names of the training files, as in train = "data/train.{de,en}" or fields = ["de", "en"]."""
     try:
-        text: Any = tomllib.loads(path.read_text("utf-8")).get("text")
-    except (OSError, ValueError, RecursionError):
+        text: Any = parse_toml(path.read_text("utf-8")).get("text")
+    except (OSError, ValueError):
         return None
     if not isinstance(text, dict):
         return None
