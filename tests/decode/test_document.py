@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -95,7 +96,27 @@ def test_a_killed_translation_is_resumed_to_the_same_result(tmp_path: Path, torn
     assert not journal.exists()
 
 
-def test_a_journal_of_another_key_or_of_rubbish_is_begun_anew(tmp_path: Path):
+def test_a_flipped_byte_of_a_journal_ends_it(tmp_path: Path):
+    out = tmp_path / "out.txt"
+    with suppress(Killed), open_journal(out, "key") as journal:
+        journal.add([Segment("a")], [Segment("b")])
+        journal.add([Segment("c")], [Segment("d")])
+        raise Killed
+    path = out.with_name(out.name + JOURNAL)
+    path.write_bytes(path.read_bytes().replace(b'"d"', b'"e"'))
+    with open_journal(out, "key") as journal:
+        assert [*journal.found.values()] == [Segment("b")]
+
+
+def test_a_batch_is_on_disk_before_the_next_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
+    with open_journal(tmp_path / "out.txt", "key") as journal:
+        journal.add([Segment("a")], [Segment("b")])
+        assert flushed == [(tmp_path / f"out.txt{JOURNAL}").stat().st_size]
+
+
+def test_a_journal_of_another_key_is_begun_anew_and_a_file_that_is_none_is_kept(tmp_path: Path):
     out = tmp_path / "out.txt"
     for key, word in (("one", "b"), ("two", "c")):
         with suppress(Killed), open_journal(out, key) as journal:
@@ -106,9 +127,16 @@ def test_a_journal_of_another_key_or_of_rubbish_is_begun_anew(tmp_path: Path):
         assert [*journal.found.values()] == [Segment("c")]
         with pytest.raises(InputError, match="another process"), open_journal(out, "two"):
             pass
-    out.with_name(out.name + JOURNAL).write_bytes(b"rubbish\n{}\n")
-    with open_journal(out, "two") as journal:
-        assert not journal.found
+    journal_file = out.with_name(out.name + JOURNAL)
+    for torn in (b"", b"0123456789", b'0123456789abcdef {"regard"'):
+        journal_file.write_bytes(torn)
+        with open_journal(out, "two") as journal:
+            assert not journal.found
+    for content in (b"<html>half a download", b"0123456789abcdef0123"):
+        journal_file.write_bytes(content)
+        with pytest.raises(InputError, match="no journal"), open_journal(out, "two"):
+            pass
+        assert journal_file.read_bytes() == content
 
 
 def test_a_model_translates_files_and_texts(model: LoadedModel, tmp_path: Path):
@@ -142,9 +170,12 @@ def test_what_is_no_document_is_refused(tmp_path: Path):
     (tmp_path / "a.html").write_bytes(b"a\xff")
     (tmp_path / "a.docx").write_bytes(b"PK no")
     (tmp_path / "a.pdf").write_bytes(b"")
+    with zipfile.ZipFile(tmp_path / "bomb.docx", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", b" " * (130 << 20))
     for name, error, message in [
         ("a.html", InputError, "is not UTF-8 at byte 1"), ("a.docx", DamagedFile, "is no Word document"),
-        ("a.pdf", InputError, r"Known endings: .txt"), ("b.html", InputError, "no such file"),
+        ("bomb.docx", DamagedFile, "unpacks to more"), ("a.pdf", InputError, r"Known endings: .txt"),
+        ("b.html", InputError, "no such file"),
     ]:  # fmt: skip
         with pytest.raises(error, match=message):
             open_document(tmp_path / name)

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ Translate = Callable[[list[str]], list[str]]
 """Texts -> their translations."""
 
 JOURNAL = ".part"  # suffix of the journal of an output file
+_JOURNAL = re.compile(rb"[0-9a-f]{0,15}\Z|[0-9a-f]{16}( |\Z)")  # how each begins, torn or whole
 _MAX_BYTES = 1 << 30
 _FIRST_BATCH, _BATCH = 16, 512  # sentences; small ones first, so that little is lost early
 
@@ -158,7 +160,10 @@ def open_journal(out: Path, key: str) -> Iterator[Journal]:
         except OSError:
             raise InputError(f"{out} is being written by another process (--out). Choose another file.") from None
         file.seek(0)
-        kept, found = _read_journal(file.read(), key)
+        content = file.read()
+        if not _JOURNAL.match(content):
+            raise InputError(f"{path} is no journal of a translation (--out). Move it, or choose another file.")
+        kept, found = _read_journal(content, key)
         file.truncate(kept)
         if not kept:
             file.write(_line({"regard": "journal of a translation", "key": key}))

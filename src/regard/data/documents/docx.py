@@ -7,6 +7,7 @@ such as an image or a footnote sign, is an atom. All other parts of the file sta
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _SPACE = "{http://www.w3.org/XML/1998/namespace}space"
 _TEXT = {f"{_W}t", f"{_W}tab", f"{_W}br", f"{_W}cr", f"{_W}noBreakHyphen"}
 _SIGNS = {f"{_W}tab": "\t", f"{_W}br": "\n", f"{_W}cr": "\n", f"{_W}noBreakHyphen": "\u2011"}
+_MAX_WRITTEN, _MAX_UNPACKED = 128 << 20, 1 << 30  # bytes of its texts and formats, and with its images
 _FORMAT = {f"{_W}rPr", f"{_W}lastRenderedPageBreak"}
 
 
@@ -67,6 +69,7 @@ def read_docx(content: bytes, where: str = "the document") -> DocxDocument:
             f"{where} needs the package python-docx. Install it with: pip install 'regard[documents]'."
         ) from None
     try:
+        _require_size(content)
         package = docx.Document(io.BytesIO(content))
         roots = [package.element.body]
         for section in package.sections:
@@ -75,6 +78,15 @@ def read_docx(content: bytes, where: str = "the document") -> DocxDocument:
         raise DamagedFile(f"{where} is no Word document: {str(error)[:100]}. Save it again as .docx.") from error
     found = (_read(element) for root in roots for element in root.iter(f"{_W}p"))
     return DocxDocument(content, package, [paragraph for paragraph in found if paragraph is not None])
+
+
+def _require_size(content: bytes) -> None:
+    """Refuse a file that unpacks to far more than any document; no more than a part says of itself is unpacked."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        parts = archive.infolist()
+    written = sum(part.file_size for part in parts if part.filename.endswith((".xml", ".rels")))
+    if written > _MAX_WRITTEN or sum(part.file_size for part in parts) > _MAX_UNPACKED:
+        raise ValueError("it unpacks to more than any document has")
 
 
 def _read(element: Any) -> _Paragraph | None:
