@@ -11,8 +11,9 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-from book import live, reference
+from book import findings, live, reference
 from regard.lab import catalogue
+from regard.lab.page import brief
 
 ROOT = Path(__file__).parent.parent
 # Pages of the repository that stand outside docs/, and where the book has them.
@@ -22,13 +23,20 @@ OUTSIDE = {
     "CHANGELOG.md": "reference/changes.md",
     "bench/RESULTS.md": "reference/benchmarks.md",
 }
-_PICTURES = ("*.png", "*.svg", "*.css", "*.ipynb")
+# Source that pages link to, and the page that the book makes of it.
+GENERATED = {
+    "src/regard/evaluation/laws.py": "reference/laws.md",
+    "src/regard/config/recipe.py": "reference/recipe.md",
+    "src/regard/api.py": "reference/python.md",
+    "src/regard/cli": "reference/commands.md",
+}
+_FILES = ("*.png", "*.svg", "*.css", "*.js", "*.ipynb")
 _CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"^\$\$(.+?)\$\$$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+?)\$(?![\w$])")
 _SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\(((?:\.\./)*src/regard/[\w/]+\.py)\)$", re.MULTILINE)
+_PRAGMA = re.compile(r"  # (noqa|fmt|type): .*$")  # what linters read, and no reader
 _LAB = re.compile(r"^\[The lab on ([\w, ]+)\]\(((?:\.\./)*)lab\.md#verdicts\)$", re.MULTILINE)
-_VERDICT = re.compile(r"^\| `(\w+)` \| [^|\n]+ \| ([^|\n]+) \|.*?(\*\*[^|*\n]+\*\*)", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
@@ -50,7 +58,7 @@ def assemble(folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for place in (docs, ROOT / "bench"):
-        for picture in [found for pattern in _PICTURES for found in place.rglob(pattern)]:
+        for picture in [found for pattern in _FILES for found in place.rglob(pattern)]:
             path = folder / inside_book(picture)
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(picture, path)
@@ -73,8 +81,13 @@ def outside_code(markdown: str, change: Callable[[str], str]) -> str:
 
 def equations(text: str) -> str:
     """LaTeX between dollars as MathML, which browsers draw without a script."""
-    text = _BLOCK.sub(lambda found: f'<div class="equation">{convert(found[1].strip(), display="block")}</div>', text)
+    text = _BLOCK.sub(lambda found: f'<div class="equation">{side_by_side(found[1])}</div>', text)
     return _INLINE.sub(lambda found: convert(found[1]), text)
+
+
+def side_by_side(latex: str) -> str:
+    """The equations of a line, each for itself: a narrow page shows them one below the other."""
+    return "".join(convert(part.strip(), display="block") for part in latex.split(r"\qquad"))
 
 
 def source(name: str, home: Path, link: str) -> str:
@@ -88,7 +101,7 @@ def source(name: str, home: Path, link: str) -> str:
             raise NotFound(f"{home}: {path.relative_to(ROOT)} has no {name}")
     first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
     lines = text.splitlines()[first - 1 : node.end_lineno]
-    code = "\n".join(line[node.col_offset :] for line in lines)
+    code = "\n".join(_PRAGMA.sub("", line[node.col_offset :]) for line in lines)
     return f'```python title="{path.relative_to(ROOT)}, line {first}"\n{code}\n```'
 
 
@@ -104,16 +117,17 @@ def frame(caption: str, name: str, selection: str, page: str) -> str:
 
 
 def verdicts(claims: list[str], up: str, home: Path) -> str:
-    """What the lab found about these claims, as a table: the rows are those of docs/lab.md."""
-    found = {row[0]: row for row in _VERDICT.findall((ROOT / "docs" / "lab.md").read_text())}
-    rows = ["| claim | question | mean ± spread over seeds | verdict of the lab |", "|---|---|---|---|"]
+    """What the lab found about these claims, as a table of the findings in docs/lab."""
+    rows = ["| claim | question | verdict of the lab | mean ± spread over seeds |", "|---|---|---|---|"]
     for claim in claims:
         group = next((name for name, known in catalogue.GROUPS.items() if claim in known), None)
         if group is None:
             raise NotFound(f"{home}: the lab has no claim {claim}")
-        _, numbers, verdict = found.get(claim, (claim, f"not run yet: `regard lab {claim}`", "–"))
+        found = findings.read(claim)
+        numbers = brief(found["numbers"]) if found else "–"
+        verdict = f"**{found['verdict']}**" if found else f"not run yet: `regard lab {claim}`"
         question = catalogue.facts(claim)["question"]
-        rows.append(f"| [`{claim}`]({up}lab-{group}.md) | {question} | {numbers} | {verdict} |")
+        rows.append(f"| [`{claim}`]({up}lab-{group}.md#{claim}) | {question} | {verdict} | {numbers} |")
     note = f"Sizes, seeds and caveats of these runs: [the lab]({up}lab.md#verdicts). `regard lab NAME` runs one here."
     return "\n".join(rows) + f"\n\n{note}"
 
@@ -132,4 +146,4 @@ def relink(found: re.Match[str], home: Path, name: str) -> str:
 def inside_book(path: Path) -> str:
     """Where the book has a file of the repository."""
     name = path.relative_to(ROOT).as_posix()
-    return "index.md" if name == "README.md" else OUTSIDE.get(name, name.removeprefix("docs/"))
+    return "index.md" if name == "README.md" else (OUTSIDE | GENERATED).get(name, name.removeprefix("docs/"))

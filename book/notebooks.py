@@ -2,6 +2,7 @@
 
 python -m book.notebooks                   # run all of them in runs/book, and store them
 python -m book.notebooks look-inside       # this one
+python -m book.notebooks --text            # only take over the text of the pages, where their code has not changed
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from book.live import ROOT, WORK
 WAYS = ROOT / "docs" / "ways"
 _BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
 _SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\((?:\.\./)*src/regard/([\w/]+\.py)\)$", re.MULTILINE)
+_FRAME = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*live/[\w-]+\.json[^)]*\)$", re.MULTILINE)
 _UNRUN = re.compile(r"# .*(needs the network|takes (minutes|hours)|until Ctrl-C)")
 _PROGRESS = re.compile(r"^step [\d,]+ of [\d,]+: .*(left|tokens/s)\n", re.MULTILINE)
 _MOST = 6_000  # characters of one output
@@ -45,7 +47,8 @@ def cells(markdown: str) -> list[Any]:
 
 
 def text_cell(markdown: str) -> Any:
-    """A cell of text; source that the book includes is named."""
+    """A cell of text; what only the book includes, source and live pages, is named."""
+    markdown = _FRAME.sub(r"*In the book, a live page stands here: \1*", markdown)
     return nbformat.v4.new_markdown_cell(_SOURCE.sub(r"`\1` in `src/regard/\2`", markdown).strip())
 
 
@@ -66,6 +69,21 @@ def run(page: Path) -> Path:
     return path
 
 
+def renew(page: Path) -> Path:
+    """Take over the text of a page into its stored notebook, whose results stay: its code must be that of the page."""
+    path = page.with_suffix(".ipynb")
+    stored = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells = cells(page.read_text())
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    if [cell.source for cell in code] != [cell.source for cell in stored]:
+        raise SystemExit(f"the code of {page.name} has changed. Run it: python -m book.notebooks {page.stem}.")
+    for cell, run in zip(code, stored):
+        cell.outputs, cell.execution_count = run.outputs, run.execution_count
+    path.write_text(nbformat.writes(notebook) + "\n")
+    return path
+
+
 def shortened(outputs: list[Any]) -> list[Any]:
     """The outputs of a cell as one text, without progress, pages and paths of this machine, and its result."""
     text = "".join(output.text for output in outputs if output.output_type == "stream")
@@ -80,11 +98,14 @@ def shortened(outputs: list[Any]) -> list[Any]:
 
 
 def main(names: list[str]) -> None:
+    text = "--text" in names
+    names = [name for name in names if name != "--text"]
     known = {path.stem: path for path in sorted(WAYS.glob("*.md"))}
     if unknown := sorted(set(names) - known.keys()):
         raise SystemExit(f"docs/ways has no page {', '.join(unknown)}. Known: {', '.join(known)}.")
-    for name in names or known:
-        path = run(known[name])
+    act = renew if text else run
+    for name in names or [name for name in known if not text or known[name].with_suffix(".ipynb").exists()]:
+        path = act(known[name])
         print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import nbclient
@@ -10,7 +12,7 @@ import nbformat
 import pytest
 
 pytest.importorskip("latex2mathml")
-from book import assemble, checks, live, notebooks, reference
+from book import assemble, checks, findings, live, notebooks, reference
 from regard.lab import catalogue
 from tests.printed import shell
 from tests.test_docs import reader_files
@@ -33,6 +35,12 @@ def test_a_link_to_source_becomes_that_source():
     assert "c_t = f * c_{t-1} + i * g" in shown
 
 
+def test_included_source_has_no_comments_for_linters():
+    page = "[transformer](../src/regard/models/zoo/transformer.py)\n"
+    shown = assemble.page(page, Path("docs/page.md"), "page.md")
+    assert "score: Score = Dot(),\n" in shown
+
+
 def test_an_anchor_that_is_gone_is_refused():
     with pytest.raises(assemble.NotFound, match=r"recurrent\.py has no LSTMStep\.backwards"):
         assemble.page("[LSTMStep.backwards](../src/regard/layers/recurrent.py)\n", Path("docs/page.md"), "page.md")
@@ -50,9 +58,20 @@ def test_equations_become_mathml_and_code_stays():
     assert "mfrac" in shown
 
 
+def test_equations_side_by_side_can_stand_in_several_lines():
+    shown = assemble.page("$$a = b, \\qquad c = d$$\n", Path("docs/page.md"), "page.md")
+    assert shown.count("<math") == 2
+    assert shown.count('<div class="equation">') == 1
+
+
 def test_links_out_of_docs_lead_to_pages_of_the_book():
     shown = assemble.page("[map](../../ARCHITECTURE.md#laws)\n", Path("docs/papers/page.md"), "papers/page.md")
     assert "](../reference/architecture.md#laws)" in shown
+
+
+def test_links_to_the_source_of_a_reference_lead_to_its_page():
+    shown = assemble.page("See [the laws](../src/regard/evaluation/laws.py).\n", Path("docs/page.md"), "page.md")
+    assert "](reference/laws.md)" in shown
 
 
 def test_references_name_every_verb_and_every_key():
@@ -66,6 +85,26 @@ def test_navigation_names_every_page():
     said = (ROOT / "mkdocs.yml").read_text()
     missing = [path.name for path in PAGES if f": {path.relative_to(ROOT / 'docs').as_posix()}\n" not in said]
     assert missing == []
+
+
+SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+PAPERS = sorted(path for path in (ROOT / "docs" / "papers").glob("*.md") if path.stem != "index")
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_the_letters_of_a_paper_are_matched_to_names_that_are_in_the_source(path: Path):
+    (table,) = re.findall(r"^\| in the papers? \| here \|\n\|---\|---\|\n((?:\|.*\n)+)", path.read_text(), re.MULTILINE)
+    codes = [code for row in table.splitlines() for code in re.findall(r"`([^`]+)`", row.split("|")[2])]
+    assert codes
+    names = {name for code in codes for name in re.findall(r"[A-Za-z_]\w+", code)}
+    assert [name for name in sorted(names) if not re.search(rf"\b{name}\b", SOURCE)] == []
+
+
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.stem)
+def test_a_page_of_a_paper_has_its_parts(path: Path):
+    text = path.read_text()
+    for part in ("\n## What people get wrong\n", "\nregard train ", "\n![", "](../../src/regard/"):
+        assert part in text, part
 
 
 FRAMES = list(live.frames())
@@ -100,19 +139,40 @@ def test_a_file_that_is_no_attention_page_is_not_stored(tmp_path: Path):
         live.store(tmp_path / "page.html", tmp_path / "stored.json")
 
 
-def test_verdicts_of_the_lab_become_a_table_with_the_rows_of_its_page():
-    lab = (ROOT / "docs" / "lab.md").read_text()
-    claim, verdict = re.search(r"^\| `(\w+)` \|.*(\*\*[a-z ]+\*\*)", lab, re.MULTILINE).groups()  # type: ignore[union-attr]
-    link = f"[The lab on {claim}, tying](../lab.md#verdicts)\n"
+def test_verdicts_of_the_lab_are_those_of_its_findings():
+    found = json.loads((findings.LAB / "axis" / "finding.json").read_text())
+    link = "[The lab on axis, tying](../lab.md#verdicts)\n"
     shown = assemble.page(link, Path("docs/papers/page.md"), "papers/page.md")
     [first, second] = [line for line in shown.splitlines() if line.startswith("| [`")]
-    assert re.match(rf"\| \[`{claim}`\]\(\.\./lab-[\w-]+\.md\) \|", first)
-    assert first.endswith(f"| {verdict} |")
-    assert second.startswith("| [`tying`](../lab-training.md) |")
+    assert first.startswith(f"| [`axis`](../lab-depth.md#axis) | {found['question']} |")
+    assert f"| **{found['verdict']}** |" in first
+    assert second.startswith("| [`tying`](../lab-training.md#tying) |")
+
+
+def test_a_finding_is_written_into_the_pages_of_the_lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    docs = tmp_path / "docs"
+    shutil.copytree(ROOT / "docs" / "lab", docs / "lab")
+    for path in (ROOT / "docs").glob("lab*.md"):
+        shutil.copyfile(path, docs / path.name)
+    before = {path.name: path.read_text() for path in docs.glob("lab*.md")}
+    monkeypatch.setattr(findings, "DOCS", docs)
+    monkeypatch.setattr(findings, "LAB", docs / "lab")
+    findings.write()
+    assert {path.name: path.read_text() for path in docs.glob("lab*.md")} == before  # the pages are up to date
+    new = tmp_path / "runs" / "heads"
+    new.mkdir(parents=True)
+    facts = json.loads((docs / "lab" / "axis" / "finding.json").read_text()) | {"name": "heads", "verdict": "refuted"}
+    (new / "finding.json").write_text(json.dumps(facts))
+    (new / "picture.svg").write_text("<svg><title>One &amp; many</title></svg>")
+    assert findings.copy(tmp_path / "runs") == ["heads"]
+    findings.write()
+    page = (docs / "lab-attention.md").read_text()
+    assert "![One & many](lab/heads/picture.svg)\n\n*Verdict.* **refuted** (full size, seeds 11 to 13" in page
+    assert re.search(r"^\| `heads` \|.*\*\*refuted\*\*", (docs / "lab.md").read_text(), re.MULTILINE)
 
 
 def test_a_claim_without_a_run_says_how_to_run_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(assemble, "_VERDICT", re.compile("(never) (matches) (this)"))
+    monkeypatch.setattr(findings, "read", lambda name: None)
     shown = assemble.page("[The lab on tying](../lab.md#verdicts)\n", Path("docs/papers/page.md"), "papers/page.md")
     assert "| not run yet: `regard lab tying` | – |" in shown
 

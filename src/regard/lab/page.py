@@ -121,13 +121,13 @@ def table(findings: Sequence[Finding], others: Sequence[Mapping[str, Any]] = ())
     for facts in (one.facts for one in findings):
         size = "full" if facts["scale"] == 1 else f"{facts['scale']:.2g} of full"
         seeds = f"{facts['seeds'][0]}–{facts['seeds'][-1]}"
-        rows.append((f"`{facts['name']}`", facts["question"], _brief(facts["numbers"]), f"**{facts['verdict']}**", size,
+        rows.append((f"`{facts['name']}`", facts["question"], brief(facts["numbers"]), f"**{facts['verdict']}**", size,
                      seeds, f"{facts['seconds'] / 60:.1f}"))  # fmt: skip
     rows += [(f"`{one['name']}`", one["question"], "–", "not run", "–", "–", "–") for one in others]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _brief(numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+def brief(numbers: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """The last measure of each arm, which is the hardest or longest case."""
     measures = list(next(iter(numbers.values())))
     shared = [name for name in measures if all(name in row for row in numbers.values())]
