@@ -171,8 +171,11 @@ def _settings(claim: Claim[Any], changed: Sequence[str]) -> Any:
     table: dict[str, Any] = {}
     for setting in changed:
         key, equals, value = (part.strip() for part in setting.partition("="))
-        if key not in known or not equals:
+        if key not in known:
             raise InputError(f'{claim.name} has no setting "{key}" (--set). {suggest(key, known)}')
+        if not equals:
+            like = f"{key}={getattr(claim.settings, key)}"
+            raise InputError(f'"{setting}" is not of the form key=value (--set). Example: --set {like}.')
         try:
             table[key] = parse_toml(f"value = {value}")["value"]
         except ValueError:
