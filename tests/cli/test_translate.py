@@ -194,6 +194,21 @@ def test_a_score_is_a_number_a_line(name: str, given: str, runs: Path, fed: Fed)
     assert len(row["log_probabilities"]) == row["tokens"]
 
 
+def test_pairs_of_json_are_source_and_target_or_a_text_with_a_tab(runs: Path, fed: Fed):
+    given = '{"source": "the cat", "target": "a dog", "id": 7}\n{"text": "the cat\\ta dog", "source": "news"}\n'
+    code, out, err = fed(given, "score", runs / "translator", "--json")
+    assert (code, err) == (0, "")
+    first, second = map(json.loads, out.splitlines())
+    assert (first["id"], second["source"], first["score"]) == (7, "news", second["score"])
+    code, out, _ = fed(given, "classify", runs / "labels", "--pairs", "--json")
+    first, second = map(json.loads, out.splitlines())
+    assert (code, first["probabilities"]) == (0, second["probabilities"])
+    code, _, err = fed('{"source": "the cat"}\n', "score", runs / "translator", "--json")
+    assert (code, 'line 1 has no texts under "source" and "target"' in err) == (2, True)
+    code, _, err = fed('{"source": "the cat", "target": "a dog"}\n', "score", runs / "gpt2", "--json")
+    assert (code, 'has no text under "text"' in err) == (2, True)
+
+
 def test_a_classifier_is_evaluated(runs: Path, fed: Fed, tmp_path: Path):
     model = load(runs / "labels", device="cpu")
     right = [found.label for found in model.classify(TEXTS)]

@@ -426,7 +426,7 @@ def classify(
     """
     loaded = load_converted("classify", model, device, threads, parts, engine, precision)
     paired = pairs or trained_on_pairs(model) or loaded.classifies_pairs
-    for done, rows in _input_rows(as_json):
+    for done, rows in _input_rows(as_json, paired=paired):
         texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
         with _progress(done, rows, "classifying") as advance:
             found = loaded.classify(texts, progress=advance)
@@ -457,19 +457,27 @@ def score(
     """
     loaded = load_converted("score", model, device, threads, parts, engine, precision)
     paired = loaded.shape == "encoder-decoder"
-    for done, rows in _input_rows(as_json):
+    for done, rows in _input_rows(as_json, paired=paired):
         sides = zip(*_two_columns(rows, done)) if paired else ([row["text"] for row in rows],)
         with _progress(done, rows, "scoring") as advance:
             found = loaded.scores(*sides, progress=advance)
         _write(_scored(row if as_json else None, one, per_token) for row, one in zip(rows, found))
 
 
-def _input_rows(as_json: bool, *, prefixes: bool = False) -> Iterator[tuple[int, list[Row]]]:
+def _input_rows(
+    as_json: bool, *, prefixes: bool = False, paired: bool = False
+) -> Iterator[tuple[int, list[Row]]]:  # fmt: skip
     """Standard input in chunks: the number of lines before, and a row with its text per line."""
     done = 0
     for lines in input_lines():
         numbered = enumerate(lines, done + 1)
-        yield done, [_json_line(line, n, prefixes=prefixes) if as_json else {"text": line} for n, line in numbered]
+        yield (
+            done,
+            [
+                _json_line(line, n, prefixes=prefixes, paired=paired) if as_json else {"text": line}
+                for n, line in numbered
+            ],
+        )
         done += len(lines)
 
 
@@ -487,8 +495,11 @@ def _progress(done: int, rows: Sequence[Row], what: str) -> Iterator[Progress]:
         raise
 
 
-def _json_line(line: str, number: int, *, prefixes: bool = False) -> Row:
-    """A JSON object with its text under "text", or a plain line; other keys are passed through."""
+def _json_line(line: str, number: int, *, prefixes: bool = False, paired: bool = False) -> Row:
+    """A JSON object with its text under "text", or a plain line; other keys are passed through.
+
+    Two texts are under "source" and "target", as in training, or both under "text" with a tab between them.
+    """
     where = f"standard input line {number:,}"
     if not line.lstrip().startswith("{"):
         return {"text": line}
@@ -496,11 +507,19 @@ def _json_line(line: str, number: int, *, prefixes: bool = False) -> Row:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {error}. Leave out --json?") from None
-    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
+    given = value if isinstance(value, dict) else {}
+    if not isinstance(given.get("text"), str) and not (paired and "text" not in given and _is_pair(given)):
+        if paired:
+            like = '{"source": "Hallo", "target": "Hello"}'
+            raise InputError(f'{where} has no texts under "source" and "target". Give each line two, as in {like}.')
         raise InputError(f'{where} has no text under "text". Give each line one, as in {{"text": "Hello"}}.')
     if "target_prefix" in value and not prefixes:
         raise InputError(f'{where} has a "target_prefix", which only regard translate reads. Leave it out.')
     return value
+
+
+def _is_pair(row: Row) -> bool:
+    return isinstance(row.get("source"), str) and isinstance(row.get("target"), str)
 
 
 def _one_line(text: str) -> str:
@@ -509,8 +528,8 @@ def _one_line(text: str) -> str:
 
 
 def _two_columns(rows: Sequence[Row], done: int) -> list[tuple[str, str]]:
-    """The two texts of each row, with a tab between them; `done` is the number of lines before."""
-    pairs = [row["text"].partition("\t") for row in rows]
+    """The two texts of each row, source and target or with a tab between; `done` is the number of lines before."""
+    pairs = [row["text"].partition("\t") if "text" in row else (row["source"], "\t", row["target"]) for row in rows]
     for number, (_, tab, _) in enumerate(pairs, done + 1):
         if not tab:
             raise InputError(
