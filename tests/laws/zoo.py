@@ -12,7 +12,7 @@ from regard.layers.convolution import Convolution, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.gated_attention import GatedAttention
-from regard.layers.join import PreNorm, Replace, RMSNorm
+from regard.layers.join import PreNorm, Replace, ResidualPostNorm, RMSNorm
 from regard.layers.lsh.masks import RankWindow
 from regard.layers.patterns import Causal, LocalM, LocalP, Pattern, SourcePattern, Window
 from regard.layers.positions import ALiBi, Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
@@ -106,6 +106,7 @@ TRANSLATORS: dict[str, Model] = {
     "additive score": zoo.transformer(**SMALL, score=Additive()),
     "general score": zoo.transformer(**SMALL, score=General()),
     "reduced rank score": zoo.transformer(**SMALL, score=ReducedRank(3)),
+    "norm inside the residual": zoo.transformer(**SMALL, join=ResidualPostNorm()),
     "reversible": zoo.transformer(**SMALL, join=Reversible(slice_length=5)),
     "reversible, side by side": zoo.transformer(**SMALL, join=Reversible(output="concatenated")),
     "reformer, translating": zoo.reformer(**SMALL, shape="both", pattern=RankWindow(2), buckets=4),

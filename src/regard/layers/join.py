@@ -137,6 +137,25 @@ class PreNormJoined(Joined):
 
 
 @dataclass(frozen=True)
+class ResidualPostNorm(SequentialJoin):
+    """x + norm(f(x)): the norm inside the residual connection ("res-post-norm", Liu 2022); the stack ends in a norm."""
+
+    norm: Norm = field(default_factory=LayerNorm)
+
+    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
+        return ResidualPostNormJoined(sublayer, self.norm.build(width), dropout)
+
+    def final_norm(self, width: int) -> nn.Module:
+        return self.norm.build(width)
+
+
+class ResidualPostNormJoined(Joined):
+    def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
+        y, memory = self.sublayer(x, context, memory)
+        return x + self.dropout(self.norm(y)), memory
+
+
+@dataclass(frozen=True)
 class TwinNorm(SequentialJoin):
     """a(x) + f(b(x)): the residual stream has a norm of its own (Merity 2019, figure 1)."""
 

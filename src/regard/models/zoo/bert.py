@@ -8,7 +8,7 @@ from regard.layers.attention import SelfAttention
 from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import LayerNorm, PostNorm, PreNorm
+from regard.layers.join import LayerNorm, PostNorm, PreNorm, ResidualPostNorm
 from regard.layers.positions import Learned, Position, position_for
 from regard.layers.reversible import Reversible
 from regard.layers.scores import Dot, Score
@@ -34,7 +34,7 @@ def bert(
     dropout: float = 0.1,
     score: Score = Dot(),  # noqa: B008
     position: Position | None = None,
-    join: PostNorm | PreNorm | Reversible = PostNorm(LayerNorm(1e-12)),  # noqa: B008
+    join: PostNorm | PreNorm | ResidualPostNorm | Reversible = PostNorm(LayerNorm(1e-12)),  # noqa: B008
     activation: Activation = "gelu",
     next_sentence: bool = False,
 ) -> Model:

@@ -8,7 +8,7 @@ from regard.layers.attention import SelfAttention
 from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PostNorm, PreNorm
+from regard.layers.join import PostNorm, PreNorm, ResidualPostNorm
 from regard.layers.patterns import Causal, Pattern
 from regard.layers.positions import Learned, Position, position_for
 from regard.layers.reversible import Reversible
@@ -32,7 +32,7 @@ def gpt2(
     score: Score = Dot(),  # noqa: B008
     pattern: Pattern = Causal(),  # noqa: B008
     position: Position | None = Learned(1024),  # noqa: B008
-    join: PostNorm | PreNorm | Reversible = PreNorm(),  # noqa: B008
+    join: PostNorm | PreNorm | ResidualPostNorm | Reversible = PreNorm(),  # noqa: B008
     activation: Activation = "gelu_tanh",
     tied: bool = True,
 ) -> Model:

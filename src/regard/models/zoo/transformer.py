@@ -8,7 +8,7 @@ from regard.layers.attention import CrossAttention, SelfAttention
 from regard.layers.contract import require_counts
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PostNorm, PreNorm
+from regard.layers.join import PostNorm, PreNorm, ResidualPostNorm
 from regard.layers.patterns import Causal
 from regard.layers.positions import Position, Sinusoid, position_for
 from regard.layers.reversible import Reversible
@@ -34,7 +34,7 @@ def transformer(
     dropout: float = 0.1,
     score: Score = Dot(),  # noqa: B008
     position: Position | None = Sinusoid(),  # noqa: B008
-    join: PostNorm | PreNorm | Reversible = PostNorm(),  # noqa: B008
+    join: PostNorm | PreNorm | ResidualPostNorm | Reversible = PostNorm(),  # noqa: B008
     activation: Activation = "relu",
     tied: bool = True,
     shared: bool = True,
