@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.layers import linear as module
-from regard.layers.linear import Linear, linear, multiply, product
+from regard.layers.linear import Linear, StepProduct, linear, multiply, product
 
 needs_onednn = pytest.mark.skipif(
     not hasattr(torch.ops.mkldnn, "_linear_pointwise"), reason="this PyTorch has no product of oneDNN"
@@ -149,3 +150,40 @@ def test_weights_are_packed_for_inference_only(monkeypatch: pytest.MonkeyPatch):
         assert layer._packed is None
         layer(x)
     assert layer._packed is not None
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("frozen", [True, False])
+def test_the_products_of_steps_share_one_gradient(frozen: bool):
+    weight, bias = drawn(40, 24).requires_grad_(not frozen), drawn(40).requires_grad_()
+    xs = [drawn(3, 24).requires_grad_() for _ in range(4)]
+
+    def gradients(multiply: Callable[[Tensor, Tensor], Tensor]) -> list[Tensor]:
+        found = [multiply(x, bias if number else drawn(3, 40).fill_(0.5)) for number, x in enumerate(xs)]
+        total = sum((part.tanh().sum() for part in found), torch.zeros(()))
+        return list(torch.autograd.grad(total, [*xs, bias, *([] if frozen else [weight])]))
+
+    for found, expected in zip(gradients(StepProduct(weight)), gradients(lambda x, added: F.linear(x, weight) + added)):
+        assert torch.allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.usefixtures("library")
+def test_a_gradient_of_steps_is_computed_anew_by_every_backward_pass():
+    weight, x = drawn(40, 24).requires_grad_(), drawn(3, 24)
+    product = StepProduct(weight)
+    loss = (product(x, drawn(40)) + product(x.tanh(), drawn(40))).square().sum()
+    first, second = (torch.autograd.grad(loss, [weight], retain_graph=True)[0] for _ in range(2))
+    assert first.abs().sum() > 0
+    assert torch.equal(first, second)
+
+
+@needs_onednn
+def test_small_steps_and_large_ones_add_their_gradients(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "ONEDNN", True)
+    monkeypatch.setattr(module, "_SMALL", 4000)
+    weight, small, large = drawn(40, 24).requires_grad_(), drawn(1, 24), drawn(9, 24)
+    product = StepProduct(weight)
+    (product(small, drawn(40)).sum() + product(large, drawn(40)).sum()).backward()
+    expected = torch.cat([small, large]).sum(0).expand(40, 24)
+    assert weight.grad is not None
+    assert torch.allclose(weight.grad, expected, atol=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
@@ -13,7 +14,7 @@ from regard.layers.contract import Context, Facts, Shared, Source, Sublayer, req
 from regard.layers.dropout import Dropout
 from regard.layers.linear import linear
 from regard.layers.patterns import Full, Pattern, source_pattern
-from regard.layers.recurrent import LSTM, Cell, InitialState, Projected, State, States, initial_bias
+from regard.layers.recurrent import LSTM, Advance, Cell, InitialState, Projected, State, States, initial_bias
 from regard.layers.scores import Additive, Score
 
 
@@ -141,9 +142,9 @@ class AttentionDecoderLayer(Sublayer):
         memory = memory or self.initial_memory(x, context.source)
         slots = context.slots(x.shape[1], x.device)
         padding = context.padding if context.remember else None
-        outputs = []
+        outputs, cells = [], [cell.begin() for cell in self.cells]
         for t, projected in enumerate(self.token_projection(x).unbind(1)):
-            output, new = self.step(projected, memory, slots[..., t : t + 1], context)
+            output, new = self.step(cells, projected, memory, slots[..., t : t + 1], context)
             memory = new if padding is None else new.where(padding[:, t], memory)
             outputs.append(output)
         return self.output(torch.stack(outputs, dim=1), x), memory if context.remember else None
@@ -153,7 +154,7 @@ class AttentionDecoderLayer(Sublayer):
         return DecoderMemory(self.initial_state(source), None, self.attention.keys(source))
 
     def step(
-        self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
+        self, cells: Sequence[Advance], projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
     ) -> tuple[Tensor, DecoderMemory]:
         """One token, projected, -> the step's output and the new memory."""
         raise NotImplementedError
@@ -165,12 +166,12 @@ class AttentionDecoderLayer(Sublayer):
     def context_vector(self, states: States, memory: DecoderMemory, slot: Tensor, context: Context) -> Tensor:
         """-> RV: the context vector for the highest cell's hidden state."""
         c: Tensor = self.attention(states[-1].hidden[:, None], slot, memory.keys, context)
-        return c[:, 0]
+        return c.squeeze(1)
 
-    def advance(self, projected: Tensor, inputs: Tensor, states: States) -> States:
+    def advance(self, cells: Sequence[Advance], projected: Tensor, inputs: Tensor, states: States) -> States:
         """One recurrent step of all stacked cells."""
         new: list[State] = []
-        for number, (cell, state) in enumerate(zip(self.cells, states)):
+        for number, (cell, state) in enumerate(zip(cells, states)):
             if number:
                 projected, inputs = self.biases[number - 1], self.dropout(new[-1].hidden)
             new.append(cell(projected, inputs, state))
@@ -185,10 +186,10 @@ class BahdanauDecoder(AttentionDecoderLayer):
         self.out = linear(width + source_width + width, 2 * width, parts=2)
 
     def step(
-        self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
+        self, cells: Sequence[Advance], projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
     ) -> tuple[Tensor, DecoderMemory]:
         c = self.context_vector(memory.states, memory, slot, context)  # c_i, from e_ij = score(s_{i-1}, h_j)
-        states = self.advance(projected, c, memory.states)  # s_i = f(s_{i-1}, y_{i-1}, c_i)
+        states = self.advance(cells, projected, c, memory.states)  # s_i = f(s_{i-1}, y_{i-1}, c_i)
         return torch.cat([states[-1].hidden, c], dim=-1), replace(memory, states=states)
 
     def output(self, outputs: Tensor, x: Tensor) -> Tensor:
@@ -208,10 +209,12 @@ class LuongDecoder(AttentionDecoderLayer):
         return replace(super().initial_memory(x, source), attentional=x.new_zeros(x.shape[0], x.shape[-1]))
 
     def step(
-        self, projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
+        self, cells: Sequence[Advance], projected: Tensor, memory: DecoderMemory, slot: Tensor, context: Context
     ) -> tuple[Tensor, DecoderMemory]:
         assert memory.attentional is not None
-        states = self.advance(projected, memory.attentional, memory.states)  # h_t, which reads y_{t-1} and h~_{t-1}
+        states = self.advance(
+            cells, projected, memory.attentional, memory.states
+        )  # h_t, which reads y_{t-1} and h~_{t-1}
         c = self.context_vector(states, memory, slot, context)  # c_t, from score(h_t, h_s)
         attentional = self.out(torch.cat([c, states[-1].hidden], dim=-1)).tanh()  # h~_t = tanh(W_c [c_t; h_t])
         return attentional, DecoderMemory(states, attentional, memory.keys)

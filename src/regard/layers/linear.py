@@ -164,3 +164,61 @@ class _Product(torch.autograd.Function):
         of_x = _multiply_rows(gradient, weight.t()) if needs_x else None
         of_weight = multiply(rows.t(), x.reshape(-1, x.shape[-1]).t()) if needs_weight else None
         return of_x, of_weight, rows.sum(0) if needs_bias else None
+
+
+class StepProduct:
+    """The products of the steps of a loop with one weight, whose gradient is one product over all steps.
+
+    Step by step, as autograd computes it, that gradient is a product per step and a sum of them all.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.steps: list[tuple[Tensor, Tensor]] = []  # of the backward pass: inputs and gradients
+        gathers = torch.is_grad_enabled() and weight.requires_grad
+        self.weight: Tensor = _Gathered.apply(weight, self.steps) if gathers else weight  # type: ignore[no-untyped-call]
+
+    def __call__(self, x: Tensor, added: Tensor) -> Tensor:
+        """RK, RN -> RN: the product with the weight, plus what is added."""
+        if x.numel() * len(self.weight) < _SMALL or not _is_suitable(x, self.weight):
+            return torch.addmm(added, x, self.weight.t())
+        found: Tensor = _StepProduct.apply(x, added, self.weight, self.steps)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _StepProduct(torch.autograd.Function):
+    """One step. The weight's gradient is left to `_Gathered`, whose backward pass runs after those of all steps."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, added: Tensor, weight: Tensor, steps: list[tuple[Tensor, Tensor]]) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.steps = steps
+        return multiply(x, weight).add_(added)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
+        x, weight = ctx.saved_tensors
+        needs_x, _, needs_weight, _ = ctx.needs_input_grad
+        if needs_weight:
+            ctx.steps.append((x, gradient))
+        return multiply(gradient, weight.t()) if needs_x else None, gradient, None, None
+
+
+class _Gathered(torch.autograd.Function):
+    """A weight as it is; its gradient is that of all steps, and that of products by PyTorch."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, steps: list[tuple[Tensor, Tensor]]) -> Tensor:
+        ctx.steps = steps
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        if not ctx.steps:
+            return gradient, None
+        inputs, gradients = (torch.cat(parts) for parts in zip(*ctx.steps))
+        ctx.steps.clear()
+        found = multiply(gradients.t(), inputs.t())
+        return found if gradient is None else found + gradient, None

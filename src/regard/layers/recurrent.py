@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from regard.errors import InputError
 from regard.layers.contract import Context, Facts, Source, Sublayer, require_counts
 from regard.layers.dropout import Dropout
-from regard.layers.linear import linear
+from regard.layers.linear import StepProduct, linear
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ States = tuple[State, ...]
 """The states of stacked cells, the lowest first."""
 
 
+Products = tuple[StepProduct, StepProduct]
+"""The products of a step: with what the cell reads besides the token, and with its hidden state."""
+Advance = Callable[[Tensor, Tensor, State], State]
+"""One recurrent step: the projected token, what the cell reads besides, the state -> the new state."""
+
+
 class Step(nn.Module):
     """One recurrent step.
 
@@ -55,13 +63,21 @@ class Step(nn.Module):
         self.inputs = linear(input_width, gates * width, parts=gates, biased=False)
         self.hidden = linear(width, gates * width, parts=gates, biased=biased)
 
-    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
+    def begin(self) -> Advance:
+        """The step of one loop over tokens, whose products share the gradients of the weights."""
+        return partial(self, products=self.products())
+
+    def products(self) -> Products:
+        """The products of one loop, or of one step that is alone."""
+        return StepProduct(self.inputs.weight), StepProduct(self.hidden.weight)
+
+    def forward(self, projected: Tensor, inputs: Tensor, state: State, products: Products | None = None) -> State:
         raise NotImplementedError
 
-    def gates(self, projected: Tensor, inputs: Tensor, state: State) -> Tensor:
+    def gates(self, projected: Tensor, inputs: Tensor, state: State, products: Products | None) -> Tensor:
         """-> R, gates * D: W x_t + b + C inputs + U h_{t-1}, before the nonlinearities."""
-        gates = torch.addmm(projected, inputs, self.inputs.weight.t())
-        return torch.addmm(gates, state.hidden, self.hidden.weight.t())
+        of_inputs, of_hidden = products or self.products()
+        return of_hidden(state.hidden, of_inputs(inputs, projected))
 
 
 class SequenceCell:
@@ -88,8 +104,8 @@ class RNN(SequenceCell):
 
 
 class RNNStep(Step):
-    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
-        return State(self.gates(projected, inputs, state).tanh())  # h_t = tanh(W x_t + U h_{t-1} + b)
+    def forward(self, projected: Tensor, inputs: Tensor, state: State, products: Products | None = None) -> State:
+        return State(self.gates(projected, inputs, state, products).tanh())  # h_t = tanh(W x_t + U h_{t-1} + b)
 
 
 @dataclass(frozen=True)
@@ -106,10 +122,10 @@ class GRU(SequenceCell):
 
 
 class GRUStep(Step):
-    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
-        width = state.hidden.shape[1]
-        x = torch.addmm(projected, inputs, self.inputs.weight.t())  # W x_t + b
-        h = self.hidden(state.hidden)  # U h_{t-1} + b'
+    def forward(self, projected: Tensor, inputs: Tensor, state: State, products: Products | None = None) -> State:
+        width, (of_inputs, of_hidden) = state.hidden.shape[1], products or self.products()
+        x = of_inputs(inputs, projected)  # W x_t + b
+        h = of_hidden(state.hidden, self.hidden.bias)  # U h_{t-1} + b'
         r, z = (x[:, : 2 * width] + h[:, : 2 * width]).sigmoid().chunk(2, dim=1)  # reset gate, update gate
         n = torch.addcmul(x[:, 2 * width :], r, h[:, 2 * width :]).tanh()  # candidate n = tanh(W x_t + r * U h_{t-1})
         return State(torch.lerp(n, state.hidden.to(n), z))  # h_t = (1 - z) * n + z * h_{t-1}
@@ -130,9 +146,11 @@ class LSTM(SequenceCell):
 
 
 class LSTMStep(Step):
-    def forward(self, projected: Tensor, inputs: Tensor, state: State) -> State:
+    def forward(self, projected: Tensor, inputs: Tensor, state: State, products: Products | None = None) -> State:
         assert state.cell is not None
-        i, f, g, o = self.gates(projected, inputs, state).chunk(4, dim=1)  # input, forget, candidate, output gate
+        i, f, g, o = self.gates(projected, inputs, state, products).chunk(
+            4, dim=1
+        )  # input, forget, candidate, output gate
         cell = torch.addcmul(f.sigmoid() * state.cell, i.sigmoid(), g.tanh())  # c_t = f * c_{t-1} + i * g
         return State(hidden=o.sigmoid() * cell.tanh(), cell=cell)  # h_t = o * tanh(c_t)
 
