@@ -263,8 +263,45 @@ intro
 """
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\n\n    code a\n    code b\n\n    code c\nend\n", ["a", "end"]),
+        ("- a\n\n      code\n      code\n\n  more\n", ["a", "more"]),
+        ("1. a\n\n    ```\n    # code\n\n    code\n    ```\n\nend\n", ["a", "end"]),
+        ("> ```\n> # code\n> ```\n> a\n", ["a"]),
+        ("+++\ntitle = 'x'\n+++\na\n", ["a"]),
+        ("---\ntitle: x\n---\na\n", ["a"]),
+        ("---\n\na rule above\n", ["a rule above"]),
+        ("\ufeff---\r\nx: y\r\n---\r\n# a\r\n", ["a"]),
+        ("- [ ] a\n> b\n> c\n", ["a", "b c"]),
+        ("<div>\na <b>b</b>\n</div>\n", ["a b"]),
+        ("a\n: b\n", ["a", "b"]),
+        ("![x *y* [z]](a(b).png 't') a [b](<c d> 't') ![x](y)", ["a b"]),
+    ],
+)
+def test_code_and_settings_of_markdown_survive_wherever_they_stand(text: str, expected: list[str]):
+    assert segments(text, "markdown") == expected
+    kept = read_document(text, "markdown")
+    assert kept.render(kept.segments) == text
+    shouted = kept.render([Segment(one.text.upper(), one.marks) for one in kept.segments])
+    assert [line.casefold() for line in shouted.splitlines()] == text.replace("\n> c", " c").casefold().splitlines()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_byte_order_mark_stays_at_the_start(kind):
+    assert segments("\ufeffone two", kind)[:1] == ([] if kind == "subtitles" else ["one two"])
+    assert written("\ufeff", kind) == "\ufeff"
+
+
+def test_the_dashes_of_a_dialogue_are_no_text():
+    text = "1\n00:00:01,000 --> 00:00:02,000\n- who?\n\u2013  <i>me</i>.\n"
+    assert segments(text, "subtitles") == ["who?", "me."]
+    assert written(text, "subtitles") == text.replace("who", "WHO").replace("me", "ME")
+
+
 def test_the_cues_of_subtitles_are_segments_and_keep_their_number_of_lines():
-    assert segments(SUBTITLES, "subtitles") == ["Hello there, big world", "- Hi you.", "- Hello."]
+    assert segments(SUBTITLES, "subtitles") == ["Hello there, big world", "Hi you.", "Hello."]
     assert written(SUBTITLES, "subtitles") == (
         SUBTITLES.replace("Hello there,\nbig</i> world", "HELLO THERE,\nBIG</i> WORLD")
         .replace("- Hi {\\an8}you.", "- HI {\\an8}YOU.").replace("<v Bob>Hello.", "<v Bob>HELLO.")

@@ -38,12 +38,18 @@ def read_document(text: str, kind: Kind) -> Document:
     """A document of this kind."""
     if kind not in _READERS:
         raise InputError(f'no kind of document is called "{kind}". {suggest(kind, _READERS)}')
-    return _READERS[kind](text)
+    if not text.startswith(_BOM):
+        return _READERS[kind](text)
+    found = _READERS[kind](text.removeprefix(_BOM))
+    return Document((Part(_BOM), *found.parts), found.escape)
+
+
+_BOM = "\ufeff"
 
 
 def read_text(text: str) -> Document:
     """Each line is a segment, without the white space around it."""
-    found = ((match.start(), match.group().rstrip()) for match in re.finditer(r"[^\s\ufeff][^\n]*", text))
+    found = ((match.start(), match.group().rstrip()) for match in re.finditer(r"\S[^\n]*", text))
     return Document(cut(text, ((start, start + len(line), Segment(line)) for start, line in found)), str)
 
 

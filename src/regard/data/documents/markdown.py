@@ -13,19 +13,22 @@ from typing import NamedTuple
 
 from regard.data.documents.segments import Document, Mark, Part, Segment, strip
 
-_FENCE = re.compile(r"[ ]{0,3}(`{3,}|~{3,})")
+_FENCE = re.compile(
+    r"(?P<before>[ \t]*+(?:>[ \t]*+|(?:[-*+]|\d{1,9}[.)])[ \t]++)*+)(?P<signs>`{3,}+(?![^\n]*`)|~{3,}+)"
+)
 _RULE = re.compile(r"[ ]{0,3}(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,}|=+[ \t]*|-+[ \t]*)$")
 _DEFINITION = re.compile(r"[ ]{0,3}\[[^\]^][^\]]*\]:")
 _TABLE_RULE = re.compile(r"[ ]{0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
 _COMMENT, _COMMENT_END = re.compile(r"[ ]{0,3}<!--"), re.compile(r"-->")
 _RAW = re.compile(r"[ ]{0,3}<(pre|script|style|textarea)\b", re.IGNORECASE)
-_INDENTED = re.compile(r"(?:[ ]{4}|[ ]{0,3}\t)")
+_FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*$")
+_TAGS = re.compile(r"[ \t]*+(?:>[ \t]*+)*+(?:</?[A-Za-z][A-Za-z0-9-]*+(?:\s[^<>]*+)?>[ \t]*+)++$")
 # What stands before the text of a line: quotation marks, item markers, check boxes, heading signs, footnote labels.
 _PREFIX = re.compile(
-    r"[ \t]*+(?:>[ \t]*+|(?:[-*+]|\d{1,9}[.)])(?:[ \t]++|$)(?:\[[ xX]\][ \t]++)?|#{1,6}(?:[ \t]++|$)|"
+    r"[ \t]*+(?:>[ \t]*+|(?:[-*+:]|\d{1,9}[.)])(?:[ \t]++|$)(?:\[[ xX]\][ \t]++)?|#{1,6}(?:[ \t]++|$)|"
     r"\[\^[^\]]+\]:[ \t]*+)*+"
 )
-_BEGINS_BLOCK = re.compile(r"[ \t]*+(?:>[ \t]*+)*+(?:[-*+][ \t]|\d{1,9}[.)][ \t]|#{1,6}(?:[ \t]|$)|\[\^[^\]]+\]:)")
+_BEGINS_BLOCK = re.compile(r"[ \t]*+(?:>[ \t]*+)*+(?:[-*+:][ \t]|\d{1,9}[.)][ \t]|#{1,6}(?:[ \t]|$)|\[\^[^\]]+\]:)")
 _QUOTES = re.compile(r"[ \t]*+(?:>[ \t]*+)*+")
 _LINE = re.compile(r"[^\n]*+(?:\n|\Z)")
 
@@ -34,10 +37,19 @@ def read_markdown(text: str) -> Document:
     """The blocks of a text, line by line."""
     reader = _Reader()
     lines = [match.group() for match in _LINE.finditer(text) if match.group()]
-    for number, line in enumerate(lines):
-        reader.read(line, lines[number + 1] if number + 1 < len(lines) else "", first=number == 0)
+    done = _front_matter(lines)
+    reader.parts.append(Part("".join(lines[:done])))
+    for number, line in enumerate(lines[done:], done):
+        reader.read(line, lines[number + 1] if number + 1 < len(lines) else "")
     reader.end_paragraph()
     return Document(tuple(part for part in reader.parts if part.written), str)
+
+
+def _front_matter(lines: list[str]) -> int:
+    """How many lines at the start of a document hold settings: between two lines --- (YAML) or +++ (TOML)."""
+    begins = _FRONT_MATTER.match(lines[0].rstrip("\r\n")) if lines else None
+    ends = () if begins is None else (begins[1], "...") if begins[1] == "---" else (begins[1],)
+    return next((number + 1 for number, line in enumerate(lines) if number and line.rstrip() in ends), 0)
 
 
 @dataclass
@@ -51,18 +63,18 @@ class _Reader:
     until: re.Pattern[str] | None = None  # the line that ends a block of code
     in_table: bool = False
     in_list: bool = False
-    after_blank: bool = True
+    item: int = 0  # the column at which the text of the last item begins
 
-    def read(self, line: str, upcoming: str, *, first: bool) -> None:
+    def read(self, line: str, upcoming: str) -> None:
         """One more line."""
         bare = line.rstrip("\r\n")
         if self.until is not None:
             self.parts.append(Part(line))
             self.until = None if self.until.search(bare) else self.until
-        elif self._begins_code(bare, first):
+        elif self._begins_code(bare):
             self.end_paragraph()
             self.parts.append(Part(line))
-        elif not bare.strip() or _DEFINITION.match(bare) or (not self.in_table and self._is_rule(bare)):
+        elif not bare.strip() or _DEFINITION.match(bare) or _TAGS.match(bare) or self._is_rule(bare):
             self.end_paragraph()
             self.parts.append(Part(line))
             self.in_table = False
@@ -72,36 +84,38 @@ class _Reader:
             self.parts += [Part(line)] if _TABLE_RULE.match(bare) else _cells(line)
         else:
             self._read_text(line, bare)
-        self.after_blank = not bare.strip()
 
     def _is_rule(self, bare: str) -> bool:
-        return _RULE.match(bare) is not None
+        return not self.in_table and _RULE.match(bare) is not None
 
-    def _begins_code(self, bare: str, first: bool) -> bool:
-        """Whether a line begins, or is, code, a comment or front matter; sets the end of a block."""
+    def _begins_code(self, bare: str) -> bool:
+        """Whether a line begins, or is, code or a comment; sets the end of a block."""
         fence, raw = _FENCE.match(bare), _RAW.match(bare)
-        if first and bare == "---":
-            self.until = re.compile(r"^(?:---|\.\.\.)[ \t]*$")
-        elif fence:
-            self.until = re.compile(rf"^[ ]{{0,3}}{re.escape(fence[1])}{re.escape(fence[1][0])}*[ \t]*$")
+        if fence and (self.in_list or _column(fence["before"]) < 4 or fence["before"].strip()):
+            signs = fence["signs"]
+            self.until = re.compile(rf"^[ \t>]*{re.escape(signs)}{re.escape(signs[0])}*[ \t]*$")
         elif raw:
             end = re.compile(rf"</{raw[1]}>", re.IGNORECASE)
             self.until = None if end.search(bare) else end
         elif _COMMENT.match(bare):
             self.until = None if _COMMENT_END.search(bare) else _COMMENT_END
         else:
-            return bool(
-                _INDENTED.match(bare) and bare.strip() and self.after_blank and not self.in_list and not self.in_table
-            )
+            # Indented code interrupts no paragraph.
+            indent = _column(bare[: len(bare) - len(bare.lstrip(" \t"))])
+            deep = indent >= 4 + (self.item if self.in_list else 0)
+            return bool(bare.strip()) and deep and not self.paragraph and not self.in_table
         return True
 
     def _read_text(self, line: str, bare: str) -> None:
         """A line of a paragraph; one that begins a block, or follows a hard line break, begins another."""
         begins = _BEGINS_BLOCK.match(bare) is not None
+        begins |= bool(self.paragraph) and _quotes(bare) > _quotes(self.paragraph[0][0])
         if begins or (self.paragraph and re.search(r"(?: {2,}|\\)$", self.paragraph[-1][0].rstrip("\r\n"))):
             self.end_paragraph()
         prefix = (_QUOTES if self.paragraph else _PREFIX).match(bare)
-        self.in_list = bool(re.match(r"[ \t>]*(?:[-*+]|\d{1,9}[.)])[ \t]", bare)) or (self.in_list and bare[0] in " \t")
+        item = re.match(r"[ \t>]*(?:[-*+]|\d{1,9}[.)])[ \t]+", bare)
+        self.in_list = item is not None or (self.in_list and bare[0] in " \t")
+        self.item = _column(item.group()) if item else self.item
         self.paragraph.append((line, prefix.end() if prefix else 0))
         if re.match(r"[ \t>]*#{1,6}(?:[ \t]|$)", bare):
             self.end_paragraph()
@@ -122,6 +136,17 @@ class _Reader:
         else:
             self.parts.append(Part(written))
         self.paragraph = []
+
+
+def _quotes(line: str) -> int:
+    """How many signs of quotation begin a line."""
+    found = _QUOTES.match(line)
+    return found.group().count(">") if found else 0
+
+
+def _column(before: str) -> int:
+    """The column after what begins a line; a tab reaches to the next multiple of four."""
+    return len(before.expandtabs(4))
 
 
 def _cells(line: str) -> Iterator[Part]:
@@ -151,12 +176,12 @@ class _Token(NamedTuple):
 _INLINE = re.compile(
     r"""(?P<code>(?P<ticks>`+)(?!`)(?P<inner>.+?)(?<!`)(?P=ticks)(?!`))
     |(?P<escape>\\(?P<escaped>[!-/:-@\[-`{-~]))
-    |(?P<image>!\[[^\[\]]*\](?:\([^()]*\)|\[[^\[\]]*\]))
+    |(?P<image>!\[(?:[^\[\]]|\[[^\[\]]*+\])*+\](?:\((?:[^()]|\([^()]*+\))*+\)|\[[^\[\]]*\]))
     |(?P<note>\[\^[^\[\]]+\])
     |(?P<link><(?P<address>(?:[a-z][a-z0-9+.-]{1,30}:|[\w.+-]+@)[^<>\s]*)>)
     |(?P<comment><!--.*?-->)
     |(?P<tag><(?P<close>/?)(?P<name>[A-Za-z][A-Za-z0-9-]*)(?:\s[^<>]*)?(?P<void>/?)>)
-    |(?P<target>\]\((?:[^()\s]|\([^()\s]*\))*(?:\s+"[^"]*")?\)|\]\[[^\[\]]*\])
+    |(?P<target>\]\((?:<[^<>]*+>|(?:[^()\s]|\([^()\s]*+\))*+)(?:\s+(?:"[^"]*+"|'[^']*+'))?\)|\]\[[^\[\]]*\])
     |(?P<bracket>[\[\]])
     |(?P<emphasis>\*{1,3}|_{1,3}|~~)
     |(?P<entity>&(?:\#\d{1,7}|\#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});)""",
@@ -184,7 +209,21 @@ def read_inline(text: str) -> Segment:
             marks.append(Mark(length, token.written))
         pieces.append(shown)
         length += len(shown)
-    return strip(Segment("".join(pieces), tuple(marks)))[1]
+    text = "".join(pieces)
+    return strip(Segment(text, tuple(_with_spaces(text, marks))))[1]
+
+
+def _with_spaces(text: str, marks: list[Mark]) -> list[Mark]:
+    """The marks; images at either end of a text keep the space between them and the text."""
+    start, end = len(text) - len(text.lstrip()), len(text.rstrip())
+    images = [index for index, mark in enumerate(marks) if mark.kind == "atom" and not mark.length and start < end]
+    before = [index for index in images if 0 <= marks[index].at < start]
+    after = [index for index in images if marks[index].at > end]
+    for index in before[-1:]:
+        marks[index] = marks[index]._replace(written=f"{marks[index].written} ")
+    for index in after[:1]:
+        marks[index] = marks[index]._replace(written=f" {marks[index].written}")
+    return marks
 
 
 def _tokens(text: str) -> Iterator[_Token]:

@@ -14,6 +14,7 @@ from regard.data.documents.segments import ALPHANUMERIC, Document, Mark, Part, S
 _TIMES = re.compile(r"[ \t]*+(?:\d+:)?\d+:\d+[.,]\d+[ \t]*-->[ \t]*(?:\d+:)?\d+:\d+[.,]\d+")
 _LINE = re.compile(r"[^\r\n]*+(?:\r\n|\n|\r|\Z)")
 _DIALOGUE = re.compile(r"(?:<[^<>]*>|\{[^{}]*\})*[ \t]*[-\u2013\u2014]")
+_DASH = re.compile(r"[-\u2013\u2014][ \t]*")
 # A tag of SubRip, WebVTT (<c.loud>, <v Bob>, <00:01.000>) or SubStation ({\an8}).
 _TAG = re.compile(r"<(?P<end>/?)(?P<name>[A-Za-z]+)[^<>]*>|<\d[\d:.]*>|\{\\[^{}]*\}")
 
@@ -48,6 +49,8 @@ def _cue_parts(lines: list[str]) -> Iterator[Part]:
         written = "".join(group)
         bare = written.strip()
         start = written.index(bare) if bare else 0
+        if len(groups) > 1 and (dash := _DASH.match(bare)):
+            start, bare = start + dash.end(), bare[dash.end() :]
         segment = _read(bare)
         if not ALPHANUMERIC.search(segment.text) or not segment.has_words:
             yield Part(written)
