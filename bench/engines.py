@@ -1,4 +1,7 @@
-"""Translating with our engines against CTranslate2's own `translate_batch`, each in a process of its own."""
+"""Translating with our engines against CTranslate2's own `translate_batch`, each in a process of its own.
+
+A model that is converted to ONNX too is also decoded greedily by the reference decoder of docs/onnx.md.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,8 @@ from regard.engines.folder import PRECISIONS, place_of
 from regard.errors import InputError
 from regard.evaluation.contestant import Contestant, Pass
 from regard.metrics import quality
+
+REFERENCE = "ONNX, reference decoder"
 
 
 @dataclass(frozen=True)
@@ -39,8 +44,10 @@ def measure(
         tables = []
         for title, (size, one_by_one) in tasks.items():
             count = alone if one_by_one else len(sources)
-            result, passes = _in_turns(contestants, sources[:count], size, one_by_one, rounds)
-            remarks = {name: _remark(some, references[:count]) for name, some in passes.items()}
+            able = {name: one for name, one in contestants.items() if size == 1 or name != REFERENCE}
+            result, passes = _in_turns(able, sources[:count], size, one_by_one, rounds)
+            ours = passes["regard, torch"][0].answers
+            remarks = {name: _remark(some, references[:count], ours) for name, some in passes.items()}
             tables.append(f"{title}, {count:,} sentences:\n\n{table(result, 'sentences/s', remarks)}")
     facts = {"limit": f"{limit / 1e9:,.0f} GFLOP/s in large float32 products", "one line, cold": _cold(folder)}
     return Found("\n\n".join(tables), facts)
@@ -61,6 +68,9 @@ def _starts(folder: Path, threads: int) -> dict[str, Callable[[], Contestant]]:
             found[f"{name} {precision}"] = lambda place=place, module=module: Contestant(  # type: ignore[misc]
                 folder, engine=place, threads=threads, module=module
             )
+    graphs = place_of(folder, "float32", "onnxruntime")
+    if graphs.is_dir():
+        found[REFERENCE] = lambda: Contestant(folder, engine=graphs, threads=threads, module="bench.reference")
     return found
 
 
@@ -80,10 +90,12 @@ def _in_turns(
     return compare("engines", {name: block(name) for name in contestants}, rounds), passes
 
 
-def _remark(passes: Sequence[Pass], references: Sequence[str]) -> str:
+def _remark(passes: Sequence[Pass], references: Sequence[str], ours: Sequence[str]) -> str:
     cpu = median(one.cpu_seconds for one in passes[1:])
-    bleu = quality(passes[0].answers, references).bleu
-    return f"{cpu:.2f} s of processor time, {passes[-1].peak_memory / 2**20:,.0f} MiB, BLEU {bleu:.2f}"
+    answers, memory = passes[0].answers, passes[-1].peak_memory / 2**20
+    same = sum(one == other for one, other in zip(answers, ours))
+    bleu = quality(answers, references).bleu
+    return f"{cpu:.2f} s of processor time, {memory:,.0f} MiB, BLEU {bleu:.2f}, {same:,} of {len(ours):,} as torch"
 
 
 def _cold(folder: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import torch
 import transformers as t
 from safetensors.torch import load_file, save_file
 
-from regard.errors import DamagedFile
+import regard
+from regard.errors import DamagedFile, Note
 from regard.store.convert import convert
 from tests.parity import zoo
 from tests.parity.folders import close, ours, perturbed, rows, save_theirs, write_tokenizer
@@ -122,3 +124,29 @@ def test_errors_and_notes_of_converting_a_pickle_name_the_folder_not_its_copy(tm
     edit(folder / "config.json", id2label={"0": "a", "1": "b", "2": "c"})
     with pytest.warns(UserWarning, match=f"{folder} has no tokenizer"):
         convert(folder, tmp_path / "ours", "regard", pickles=True)
+
+
+def test_penalties_of_a_language_models_own_settings_hold_in_generate(tmp_path: Path):
+    theirs = perturbed(zoo.gpt2()(), by=0.35)
+    save_theirs(theirs, tmp_path)
+    own = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 2, "min_new_tokens": 6, "suppress_tokens": [9]}
+    (tmp_path / "generation_config.json").write_text(json.dumps({**own, "eos_token_id": 1, "pad_token_id": 0}))
+    model, ids = regard.load(tmp_path), torch.tensor([[5, 7, 5, 7, 5]])
+    expected = t.AutoModelForCausalLM.from_pretrained(tmp_path).generate(ids, max_new_tokens=12, do_sample=False)
+    assert model.generate(model.tokenizer.decode(ids[0].tolist()), max_tokens=12, temperature=0) == (
+        model.tokenizer.decode([token for token in expected[0].tolist() if token > 1])
+    )
+    plain = t.GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=0)
+    assert expected.tolist() != theirs.generate(ids, generation_config=plain).tolist()
+
+
+def test_settings_of_sampling_are_named_as_our_own_options(tmp_path: Path):
+    save_theirs(perturbed(zoo.gpt2()()), tmp_path)
+    path = tmp_path / "generation_config.json"
+    path.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0}))
+    with pytest.warns(Note, match=r"samples with temperature = 0\.6, top_p = 0\.9; regard takes these from its own"):
+        ours(tmp_path)
+    path.write_text(json.dumps({"do_sample": False, "temperature": 0.6}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ours(tmp_path)

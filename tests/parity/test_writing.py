@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ from transformers import AutoTokenizer
 
 from regard.data.tokenize.encode import Template
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.data.tokenize.train import BPE, Character
+from regard.data.tokenize.train import BPE, Character, SentencePiece, WordPiece
+from regard.decode.generate import translate
 from regard.decode.inputs import network_inputs
+from regard.decode.options import Options
 from regard.errors import InputError
 from regard.layers.join import LayerNorm, PreNorm
 from regard.layers.positions import Learned, RelativeBias, Rotary
@@ -105,10 +108,12 @@ def test_our_models_have_the_same_outputs_in_transformers(name: str, tmp_path: P
     network = loaded.network
     if network.encoder is not None and network.decoder is not None:
         target, target_padding = rows(9, length=7)
-        output = theirs(ids, attention_mask=padding.long(), decoder_input_ids=target).logits
+        start = target.new_full((len(target), 1), theirs.config.decoder_start_token_id)
+        given = torch.cat([start, target[:, 1:]], dim=1)  # Marian has a start token of its own
+        output = theirs(ids, attention_mask=padding.long(), decoder_input_ids=given).logits
+        target[:, 0] = loaded.tokenizers[0].bos
         found = network(target, source_ids=ids, source_padding=padding, target_padding=target_padding)
-        close(found, output, target_padding)
-        assert theirs.config.decoder_start_token_id == loaded.tokenizers[0].bos
+        close(found, output[..., : network.vocabulary], target_padding)
     else:
         output = theirs(ids, attention_mask=padding.long())
         found = network(ids, padding=padding)
@@ -134,6 +139,43 @@ def test_our_tokenizer_adds_the_same_special_tokens_in_transformers(name: str, e
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     assert theirs.decode(theirs("hello")["input_ids"]) == expected
     assert (theirs.pad_token, theirs.mask_token) == ("<pad>", "<mask>")
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        (SentencePiece(25), models.transformer(**SMALL)),
+        (BPE(270), models.transformer(**SMALL, tied=False)),
+        (WordPiece(40), models.transformer(**SMALL, shared=False)),
+    ],
+)
+def test_ctranslate2s_own_converter_accepts_what_we_write(kind: Any, model: Model, tmp_path: Path):
+    """Its Marian starts from zeros and leaves the last token out; transformers and it answer as we do."""
+    converters = pytest.importorskip("ctranslate2.converters")
+    texts = ["the dog runs to the house", "a dog and a cat see the house", "the cat  runs, and the dog sees it"]
+    loaded = trained(model, kind.train(3 * texts))
+    write_huggingface(tmp_path / "marian", loaded)
+    converters.TransformersConverter(str(tmp_path / "marian")).convert(str(tmp_path / "converted"))
+    engine = importlib.import_module("ctranslate2").Translator(str(tmp_path / "converted"))
+    theirs, tokenizer = architecture(tmp_path / "marian").from_pretrained(tmp_path / "marian"), loaded.tokenizers[0]
+    options, library = Options(max_tokens=12), AutoTokenizer.from_pretrained(tmp_path / "marian")
+    ours_again = ours(tmp_path / "marian")
+    for text, found in zip(texts, translate(loaded.network, (tokenizer, tokenizer), texts, options)):
+        given = library(text, return_tensors="pt")
+        generated = theirs.generate(**given, max_new_tokens=12, num_beams=1)[0, 1:].tolist()
+        pieces = library.convert_ids_to_tokens(given["input_ids"][0].tolist())
+        converted = engine.translate_batch([pieces], beam_size=1, max_decoding_length=12)[0].hypotheses[0]
+        expected = list(found[0].tokens)
+        assert [token for token in generated if token != tokenizer.eos] == expected
+        assert library.convert_tokens_to_ids(converted) == expected
+    assert ours_again.network.description == loaded.network.description
+    assert ours_again.tokenizers[0].bos == tokenizer.bos
+    assert ours_again.generation_config["decoder_start_token_id"] == tokenizer.bos
+    before, after = unique_parameters(loaded.network), unique_parameters(ours_again.network)
+    assert all(torch.equal(before[key], after[key]) for key in before)
+    write_huggingface(tmp_path / "again", ours_again)
+    names = "model.safetensors", "config.json"
+    assert all((tmp_path / "again" / name).read_bytes() == (tmp_path / "marian" / name).read_bytes() for name in names)
 
 
 @pytest.mark.parametrize("name", ["bert, labels", "bert, tags"])

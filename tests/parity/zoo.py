@@ -120,6 +120,7 @@ ENCODER_DECODERS: dict[str, Make] = {
     "t5": t5(),
     "t5, 1.1": t5(feed_forward_proj="gated-gelu", tie_word_embeddings=False, untied=True),
     "t5, gated, tied": t5(feed_forward_proj="gated-silu", tie_word_embeddings=False),
+    "t5, gated by the exact gelu": t5(feed_forward_proj="gated-gelu_python"),
     "t5, odd": t5(d_kv=5, num_decoder_layers=1, relative_attention_num_buckets=8, relative_attention_max_distance=20,
                   layer_norm_epsilon=1e-3, feed_forward_proj="gelu"),
     "marian": marian(),

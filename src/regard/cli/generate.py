@@ -68,8 +68,12 @@ def generate(
     typical: Typical = None,
     epsilon: Epsilon = None,
     beam: Annotated[int | None, typer.Option(help="Beam size, with --temperature 0.", show_default="1")] = None,
-    no_repeat_ngram: Annotated[int, typer.Option(help="Repeat no n-gram of this size; 0 is off.")] = 0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: makes repeated tokens less likely.")] = 1.0,
+    no_repeat_ngram: Annotated[
+        int, typer.Option(help="Repeat no n-gram of this size.", show_default="the model's, or off")
+    ] = 0,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: makes repeated tokens less likely.", show_default="the model's, or off")
+    ] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; can be repeated.")] = None,
     seed: Seed = None,
     must: Must = None,

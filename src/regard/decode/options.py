@@ -92,11 +92,13 @@ class Options:
         return divisor
 
     def with_tokens_of(self, own: Options) -> Options:
-        """These options with the suppressed, forced and end tokens of a model's own, and its limit if there is none."""
+        """These options with the suppressed, forced and end tokens of a model's own, and what else they leave open."""
         return replace(
             self, max_tokens=own.max_tokens if self.max_tokens is None else self.max_tokens, extra_eos=own.extra_eos,
             suppress_tokens=own.suppress_tokens, begin_suppress_tokens=own.begin_suppress_tokens,
-            forced_eos=own.forced_eos,
+            forced_eos=own.forced_eos, min_tokens=self.min_tokens or own.min_tokens,
+            no_repeat_ngram=self.no_repeat_ngram or own.no_repeat_ngram,
+            repetition_penalty=own.repetition_penalty if self.repetition_penalty == 1.0 else self.repetition_penalty,
         )  # fmt: skip
 
 

@@ -26,12 +26,20 @@ LIMITS: dict[str, tuple[float, float]] = {
     "repetition_penalty": (0.01, 100),
 }  # fmt: skip
 _LENGTHS = dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens"), (0, 1 << 17))
+START = "regard_start_token_id"
+"""In Marian's files of ours: the token that the last of the vocabulary stands for, with which the decoder starts."""
+
 _GPT2_EOS = 50256  # GPT-2's default eos_token_id, written whatever the vocabulary
 # Settings that would change the output but are not supported, with the values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "encoder_repetition_penalty": (1,), "exponential_decay_length_penalty": (), "num_beam_groups": (1,),
     "diversity_penalty": (0,), "encoder_no_repeat_ngram_size": (0,), "sequence_bias": (), "force_words_ids": (),
-    "constraints": (), "penalty_alpha": (0,), "guidance_scale": (1,),
+    "constraints": (), "penalty_alpha": (0,), "guidance_scale": (1,), "stop_strings": (), "forced_decoder_ids": ([],),
+    "watermarking_config": (), "dola_layers": (), "token_healing": (False,),
+}  # fmt: skip
+# Settings of sampling that our own options set, with the values that have no effect.
+_SAMPLING: dict[str, tuple[Any, ...]] = {
+    "temperature": (1,), "top_k": (0,), "top_p": (1,), "min_p": (0,), "typical_p": (1,), "epsilon_cutoff": (0,),
 }  # fmt: skip
 
 
@@ -51,6 +59,8 @@ def read_generation_config(folder: Path, older: Mapping[str, Any], reader: Gener
     """Read generation_config.json, which overrides the `older` settings in config.json; check their types."""
     path = folder / "generation_config.json"
     settings = {**older, **(read_json(path) if path.exists() else {})}
+    if START in settings:
+        settings = _without_start_row(settings, reader.vocabulary)
     found = {name: value for name, value in settings.items() if value is not None and name in _TYPES}
     found = {name: _typed(_TYPES[name], name, value, path) for name, value in found.items()}
     if reader.shape != "encoder":
@@ -60,7 +70,18 @@ def read_generation_config(folder: Path, older: Mapping[str, Any], reader: Gener
         unsupported = list(_unsupported(settings, found))
         if unsupported:
             warnings.warn(f"{path} sets {', '.join(unsupported)}, which regard does not support.", Note, stacklevel=2)
+        sampling = list(_sampling(settings))
+        if sampling:
+            message = f"{path} samples with {', '.join(sampling)}; regard takes these from its own options."
+            warnings.warn(message, Note, stacklevel=2)
     return found
+
+
+def _without_start_row(settings: dict[str, Any], last: int) -> dict[str, Any]:
+    """The settings with our start token in place of the one that was added after the last."""
+    bad = settings.get("bad_words_ids")
+    words = [word for word in bad if word != [last]] if isinstance(bad, list) else bad
+    return {**settings, "decoder_start_token_id": settings[START], "bad_words_ids": words or None}
 
 
 def read_own_generation_config(folder: Path, reader: Generates) -> dict[str, Any]:
@@ -119,6 +140,13 @@ def _unsupported(settings: Mapping[str, Any], found: Mapping[str, Any]) -> Itera
             yield name
     if any(len(word) > 1 for word in found.get("bad_words_ids", ())):
         yield "bad_words_ids of several tokens"
+
+
+def _sampling(settings: Mapping[str, Any]) -> Iterator[str]:
+    """The settings of sampling, if texts are sampled, that differ from those of no options."""
+    for name, harmless in _SAMPLING.items() if settings.get("do_sample") is True else ():
+        if settings.get(name) is not None and settings[name] not in harmless:
+            yield f"{name} = {str(settings[name])[:20]}"
 
 
 def to_huggingface(generation_config: Mapping[str, Any], ids: Mapping[str, Any]) -> dict[str, Any]:

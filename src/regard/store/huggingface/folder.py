@@ -20,7 +20,7 @@ from regard.models.model import Model, Network
 from regard.models.readouts import Vocabulary
 from regard.schema import to_dict, toml_value
 from regard.store.files import json_bytes, read_json, read_shapes, read_tensors, tensors_to_bytes, write_file
-from regard.store.generation_config import read_generation_config, to_huggingface
+from regard.store.generation_config import START, read_generation_config, to_huggingface
 from regard.store.huggingface.albert import ALBERT, ELECTRA
 from regard.store.huggingface.bart import BART, M2M100, MBART
 from regard.store.huggingface.bert import BERT, DISTILBERT, ROBERTA
@@ -28,7 +28,7 @@ from regard.store.huggingface.config import GENERATION_SETTINGS, ConfigReader, F
 from regard.store.huggingface.gpt2 import GPT2
 from regard.store.huggingface.languages import with_target_language
 from regard.store.huggingface.llama import LLAMA, MISTRAL, QWEN2
-from regard.store.huggingface.marian import MARIAN
+from regard.store.huggingface.marian import MARIAN, add_start_row, without_start_row
 from regard.store.huggingface.reformer import REFORMER
 from regard.store.huggingface.sentence_transformers import (
     SentenceModules,
@@ -104,7 +104,11 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
         require_finite(names[short], tensor, folder)
         return tensor.float()
 
-    published = _from_config(family, config, PublishedWeights(shapes, read), f"{folder}/config.json")
+    weights = PublishedWeights(shapes, read)
+    if family is MARIAN and START in config:
+        config, weights = without_start_row(config, weights)
+        shapes, read = dict(weights.shapes), weights.read
+    published = _from_config(family, config, weights, f"{folder}/config.json")
     if sentence:
         published = replace(published, model=replace(published.model, readout=sentence.readout, auxiliary=None))
     matches = _match(family, published, shapes, folder, sentence)
@@ -158,12 +162,17 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
             f"tokenizer's is {ids['pad_token_id']}. It can only be saved as regard's own folder."
         )
     config |= ids
+    if family is MARIAN and _needs_start_row(loaded):
+        add_start_row(config, tensors)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "config.json", json_bytes({
         "model_type": family.name, "dtype": "float32", **config, "regard_version": __version__}))  # fmt: skip
     if network.shape != "encoder":
-        ids = {key: config[key] for key in GENERATION_SETTINGS & config.keys() if config[key] is not None}
-        write_file(folder / "generation_config.json", json_bytes(to_huggingface(loaded.generation_config, ids)))
+        settings = {key: config[key] for key in GENERATION_SETTINGS & config.keys() if config[key] is not None}
+        if START in config:
+            bad_words = loaded.generation_config.get("bad_words_ids") or []
+            settings |= {START: config[START], "bad_words_ids": [*bad_words, [config["decoder_start_token_id"]]]}
+        write_file(folder / "generation_config.json", json_bytes(to_huggingface(loaded.generation_config, settings)))
     segments = network.description.embed.segments if isinstance(network.description.embed, Embed) else 0
     write_huggingface_tokenizers(
         folder, tokenizers, max_length=network.max_positions, reads=network.description.reads, segments=segments
@@ -173,6 +182,15 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     write_file(folder / WEIGHTS, tensors_to_bytes(tensors))
     write_manifest(folder)
     return folder
+
+
+def _needs_start_row(loaded: Loaded) -> bool:
+    """Whether a model is ours, of one vocabulary, whose last token is not the padding with which Marian starts."""
+    if START in loaded.config:
+        return True
+    tokenizer, target = loaded.tokenizers
+    ours = loaded.config.get("model_type") == "regard" and target is None
+    return ours and tokenizer.token_texts([loaded.network.vocabulary - 1]) != ["<pad>"]
 
 
 def can_be_published(loaded: Loaded) -> bool:
@@ -238,7 +256,7 @@ def _architecture(family: Family, config: Mapping[str, Any], weights: PublishedW
 def _from_config(family: Family, values: Mapping[str, Any], weights: PublishedWeights, where: str) -> PublishedModel:
     """The model that config.json describes; every setting is used or refused."""
     config = ConfigReader(values, where)
-    config.ignore("regard_version")
+    config.ignore("regard_version", START)
     architecture = _architecture(family, values, weights, where)
     try:
         published = family.from_config(config, weights, architecture)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from regard.errors import InputError
 from regard.layers.attention import CrossAttention, SelfAttention
@@ -17,10 +20,14 @@ from regard.layers.patterns import Causal
 from regard.layers.positions import Sinusoid
 from regard.models.model import Model, Stack
 from regard.models.readouts import Vocabulary
+from regard.store.generation_config import START
 from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
 from regard.store.huggingface.weights import Row, row, squeeze, weight_and_bias
 
 _PRECISION = 4e-3  # of sinusoids in half precision
+_NEVER = -1e9  # the logit of a token that is not generated
+_TABLES = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+_BIAS, _POSITIONS = "final_logits_bias", "decoder.embed_positions.weight"
 
 
 def stack_rows(side: str) -> tuple[Row, ...]:
@@ -160,3 +167,37 @@ MARIAN = Family(
     kept_settings=("max_position_embeddings",),
     zero_bias=lambda vocabulary: {"final_logits_bias": torch.zeros(1, vocabulary)},
 )
+
+
+def add_start_row(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Let the decoder start as Marian's does: with one more token, the last, whose embedding is zero.
+
+    CTranslate2's converter of Marian models relies on both: it leaves the last token out and starts from zeros. What
+    the embedding of our start token adds becomes part of the decoder's first position, so all answers stay the same.
+    """
+    start, size, width = config["decoder_start_token_id"], config["vocab_size"], config["d_model"]
+    table = tensors.get("model.shared.weight", tensors.get("model.decoder.embed_tokens.weight"))
+    assert table is not None
+    positions = Sinusoid().build(width).table(torch.arange(config["max_position_embeddings"]))
+    positions[0] += table[start] * (math.sqrt(width) if config["scale_embedding"] else 1.0)
+    tensors[f"model.{_POSITIONS}"] = positions
+    for name in tensors:
+        if name.removeprefix("model.") in _TABLES:
+            tensors[name] = torch.cat([tensors[name], torch.zeros(1, width)])
+    tensors[_BIAS] = torch.cat([tensors[_BIAS], torch.full((1, 1), _NEVER)], dim=1)
+    config |= {"vocab_size": size + 1, "decoder_vocab_size": size + 1, "decoder_start_token_id": size, START: start}
+
+
+def without_start_row(config: Mapping[str, Any], weights: PublishedWeights) -> tuple[dict[str, Any], PublishedWeights]:
+    """The inverse of `add_start_row`."""
+    size, start = ConfigReader(config, "config.json").integer("vocab_size") - 1, config[START]
+    grown = {*_TABLES, _BIAS} & weights.shapes.keys()
+
+    def read(name: str) -> Tensor:
+        tensor = weights.read(name)
+        return tensor if name not in grown else tensor[:, :size] if name == _BIAS else tensor[:size]
+
+    shapes = {name: shape for name, shape in weights.shapes.items() if name != _POSITIONS}
+    shapes |= {name: (1, size) if name == _BIAS else (size, *shapes[name][1:]) for name in grown}
+    changed = {"vocab_size": size, "decoder_vocab_size": size, "decoder_start_token_id": start}
+    return {**config, **changed}, PublishedWeights(shapes, read)

@@ -35,6 +35,7 @@ def _stack(side: str, feedforward: int) -> tuple[Row, ...]:
     )
 
 
+_GATED_GELU = {"gelu_new": "gelu", "gelu": "gelu_python"}
 _THEIR_CROSS, _OUR_CROSS = "decoder.block.{}.layer.1.EncDecAttention.", "decoder.layers.{}.cross."
 
 ROWS = (
@@ -107,7 +108,8 @@ def _to_config(published: PublishedModel) -> dict[str, Any]:
         raise TypeError("not a relative position bias")
     activation = encoder.activation
     if feedforward.gated:
-        activation = f"gated-{'gelu' if activation == 'gelu_new' else activation}"
+        # The name "gated-gelu" means the approximation by tanh.
+        activation = f"gated-{_GATED_GELU.get(activation, activation)}"
     scaled = readout.scaled if isinstance(readout, Vocabulary) else True
     return {
         "architectures": ["T5ForConditionalGeneration" if decoder else "T5EncoderModel"],
