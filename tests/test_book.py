@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbclient
@@ -15,6 +17,7 @@ pytest.importorskip("latex2mathml")
 from book import assemble, checks, findings, live, notebooks, reference
 from regard.lab import catalogue
 from tests.printed import shell
+from tests.show.browser import CHROMIUM
 from tests.test_docs import reader_files
 
 ROOT = Path(__file__).parent.parent
@@ -259,3 +262,25 @@ def test_a_notebook_runs(path: Path, tmp_path: Path):
         resources = {"metadata": {"path": str(tmp_path)}}
         client = nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3", resources=resources)
         client.execute(env=environment)
+
+
+@pytest.mark.storm
+def test_a_built_book_is_searched_from_the_disk_and_loads_nothing_from_elsewhere():
+    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed.")
+    subprocess.run([sys.executable, "-m", "book"], cwd=ROOT, check=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((ROOT / "site" / "index.html").as_uri())
+        page.get_by_role("textbox", name="Search").click()
+        page.keyboard.type("hash buckets")
+        page.locator(".md-search-result__link").first.wait_for(timeout=120_000)
+        assert "gallery.html" in " ".join(
+            link.get_attribute("href") or "" for link in page.locator(".md-search-result__link").all()
+        )
+        assert [url for url in asked if not url.startswith(("file:", "data:", "about:"))] == []
+        browser.close()
