@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from regard.models import zoo
+from regard.models.model import Model
 from regard.show.walk import MAX_TOKENS, walk
 from tests.laws.zoo import MODELS
 from tests.small import small
@@ -23,8 +25,8 @@ NAMES = [
 ]
 
 
-def walked(name: str, text: str = "the dog runs"):
-    model = small(MODELS[name])
+def walked(name: str | Model, text: str = "the dog runs"):
+    model = small(MODELS[name] if isinstance(name, str) else name)
     example = model.look(text).example
     assert example is not None
     tokenizer = example.tokenizers[0 if example.network.shape == "encoder" else 1]
@@ -56,6 +58,20 @@ def test_embedding_plus_position_is_what_the_first_layer_reads(name: str):
     _, found = walked(name)
     for one in found.embeddings:
         torch.testing.assert_close(one.table + one.position, one.read)
+
+
+CHARACTERS = {
+    "elmo": zoo.elmo(width=16, inner=20, clip=None),
+    "elmo, words": MODELS["elmo, words"],
+    "gpt2": MODELS["gpt2"],
+}
+
+
+@pytest.mark.parametrize("name", CHARACTERS)
+def test_a_walk_tells_whether_vectors_are_made_from_characters(name: str):
+    _, found = walked(CHARACTERS[name])
+    assert found is not None
+    assert found.characters is (name == "elmo")
 
 
 def test_a_long_text_has_no_walk():

@@ -279,7 +279,7 @@ def _walk(found: Walk | None, blobs: Blobs) -> dict[str, Any] | None:
             for name, values in found.values.items()
         },
         "states": blobs.add(found.states), "logits": blobs.add(found.logits, "f4"), "candidates": found.candidates,
-        "feedforward": found.feedforward,
+        "feedforward": found.feedforward, "characters": found.characters,
     }  # fmt: skip
 
 

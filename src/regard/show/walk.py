@@ -54,6 +54,7 @@ class Walk:
     logits: Tensor | None  # Tk, the largest of each row
     candidates: tuple[tuple[str, ...], ...]  # Tk: their tokens
     feedforward: bool  # whether a feed-forward network follows attention
+    characters: bool  # whether vectors are made from the characters of words, not looked up in a table
 
 
 @torch.inference_mode()
@@ -80,6 +81,7 @@ def walk(network: Network, tokenizer: Tokenizer, inputs: Mapping[str, Any], targ
         logits,
         candidates,
         any(part.name == "feedforward" for part in network.description.parts),
+        bool(network.description.embed.characters),
     )
 
 

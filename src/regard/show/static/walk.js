@@ -55,7 +55,8 @@ function mountWalk(root, app) {
     if (place) rows.push(drawn("table", "embedding", vector, most), drawn("position", "position", place, most));
     rows.push(drawn("read", place ? "sum" : "embedding", sum, most));
     return step("embedding", place ? "Embedding plus position" : "Embedding",
-      said(name(), ` becomes a vector of ${sum.length} numbers, one row of a table that was trained`,
+      said(name(), ` becomes a vector of ${sum.length} numbers, `,
+        trace.walk.characters ? "made from its characters by convolutions" : "one row of a table that was trained",
         place ? ". Attention does not know order, so a vector of the position is added." : "."),
       signedBars("the vector of the token", rows));
   }
