@@ -191,6 +191,16 @@ def test_training_what_is_no_model_says_what_to_give(recipe: object, message: st
         regard.train(recipe, text="t.txt")
 
 
+def test_generate_takes_one_text_and_a_list_of_stops():
+    model = small(zoo.gpt2(16, 1, 2))
+    with pytest.raises(InputError, match=r"generate takes one text, got a list\."):
+        model.generate(["the cat"])
+    with pytest.raises(InputError, match="stop takes a list of terms"):  # not the stops "t", "h" and "e"
+        model.generate("the cat", stop="the")
+    with pytest.raises(InputError, match="stop takes a list of terms"):
+        model.stream("the cat", stop="the")
+
+
 def test_settings_are_a_list():
     with pytest.raises(InputError, match=r'settings takes a list: settings=\["train\.steps=3"\]'):
         regard.train("dates", settings="train.steps=3")

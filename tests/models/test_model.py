@@ -31,6 +31,15 @@ def test_the_shape_of_a_model_is_which_stacks_it_has(name: str):
     assert model.shape == "decoder" or name not in LANGUAGE_MODELS
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert"])
+def test_padding_may_be_the_second_argument(name: str):
+    network, ids = build(name), torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])
+    padding = torch.tensor([[True, True, True, False], [True] * 4])
+    with torch.no_grad():
+        torch.testing.assert_close(network(ids, padding)[:, :3], network(ids, padding=padding)[:, :3])
+        assert not torch.allclose(network(ids, padding)[0, :3], network(ids)[0, :3]) or name == "gpt2"
+
+
 def test_a_text_is_refused_where_the_shape_has_no_use_for_it():
     ids = torch.ones(1, 3, dtype=torch.long)
     with pytest.raises(InputError, match="only an encoder-decoder reads source_ids"):

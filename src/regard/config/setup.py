@@ -269,7 +269,8 @@ def default_task(model: Model, corpus: Corpus, sentinels: bool, name: str, *, wh
     if corpus.targets is not None:
         return Translation() if model.shape != "encoder" else Classification()
     if model.shape == "encoder-decoder" and not sentinels:
-        other = 'Try model.name = "gpt2"' if where == "model.name" else "Give it two parallel texts"
+        pair = "Give it a pair, as in text.train = 'data/train.{de,en}'"
+        other = f'{pair}, or try model.name = "gpt2"' if where == "model.name" else "Give it two parallel texts"
         raise InputError(
             f'{corpus.names[0]} has one side, but "{name}" is trained on pairs ({where}). {other}, '
             "or span corruption: text.tokenizer.sentinels = 100."

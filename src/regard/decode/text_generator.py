@@ -170,9 +170,11 @@ class TextGenerator:
         The continuation contains the terms of `must`, which takes a temperature of 0, and none of `must_not`; all of it
         matches `regex`. `max_tokens` defaults to that of generation_config.json, or else 200.
         """
+        if not isinstance(prompt, str):
+            raise InputError(f"generate takes one text, got a {type(prompt).__name__}. Call it once per text.")
         sampling = Options(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical=typical,
-            epsilon=epsilon, seed=seed, stop=tuple(stop),
+            epsilon=epsilon, seed=seed, stop=terms_of(stop, "stop"),
         ).with_tokens_of(self.defaults())  # fmt: skip
         constraints = Constraints(terms_of(must, "must"), (), terms_of(must_not, "must_not"), regex)
         found = self.continuations([prompt], options or sampling, constraints=[constraints])[0][0]
@@ -210,7 +212,7 @@ class TextGenerator:
         plain = replace(self.defaults(), beam=1, n_best=1) if translates else Options()
         plain = replace(
             plain, max_tokens=plain.max_tokens if max_tokens is None else max_tokens, temperature=warmth, top_k=top_k,
-            top_p=top_p, min_p=min_p, typical=typical, epsilon=epsilon, seed=seed, stop=tuple(stop),
+            top_p=top_p, min_p=min_p, typical=typical, epsilon=epsilon, seed=seed, stop=terms_of(stop, "stop"),
         ).with_tokens_of(self.defaults())  # fmt: skip
         chosen = options or plain
         if translates:

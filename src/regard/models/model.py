@@ -318,8 +318,8 @@ class Network(nn.Module):
         return self.description.constant_memory
 
     def forward(
-        self, ids: Tensor, *, source_ids: Tensor | None = None, source_padding: Tensor | None = None,
-        target_padding: Tensor | None = None, padding: Tensor | None = None, segments: Tensor | None = None,
+        self, ids: Tensor, padding: Tensor | None = None, *, source_ids: Tensor | None = None,
+        source_padding: Tensor | None = None, target_padding: Tensor | None = None, segments: Tensor | None = None,
         positions: Tensor | None = None, document: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """BT -> BTN: the logits, in the caller's order; left padding is moved to the right and back again."""
