@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
 from regard.data.tokenize.characters import text_characters, token_characters
 from regard.decode.requests import (
@@ -36,8 +35,8 @@ from regard.decode.requests import (
     token_names,
 )
 from regard.engines.folder import Runtime
-from regard.engines.head import HEAD, Numbers, Pooling, pooled, unit
-from regard.engines.model import Answers, ConvertedModel
+from regard.engines.head import HEAD, Numbers, Pooling, pooled, read_head, unit
+from regard.engines.model import Answers, ConvertedModel, open_ctranslate2
 from regard.errors import InputError, suggest
 from regard.progress import QUIET, Progress
 
@@ -52,7 +51,7 @@ def _open_ctranslate2(folder: Path, workers: int) -> States:
     """An encoder in CTranslate2, with so many workers of one thread."""
     import ctranslate2
 
-    model = ctranslate2.Encoder(str(folder), device="cpu", inter_threads=workers, intra_threads=1)
+    model = open_ctranslate2("Encoder", folder, workers)
 
     def states(ids: NDArray[np.int64], lengths: Lengths, segments: NDArray[np.int64] | None) -> Numbers:
         arrays = ids.astype(np.int32), lengths.astype(np.int32)  # the views do not own them
@@ -98,7 +97,7 @@ class TextEncoder(ConvertedModel):
         super().__init__(folder, torch, defaults_from=defaults_from, threads=threads)
         self._states = _STATES[self.converted.runtime](folder, self.threads)
         head = self.converted.head
-        self._weights = {} if head is None else load_file(folder / HEAD)
+        self._weights = {} if head is None else read_head(folder / HEAD, head, self.converted.vector_width)
         self.classifies_pairs = head is not None and head.pairs
         self.embedding_width = self.converted.vector_width
         if head is not None and head.outputs == "vector" and head.layers:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from regard import messages
+from regard.store.files import first_line, require_file
 
 Numbers = NDArray[np.float32]
 Pooling = Literal["first", "last", "mean", "max", "weighted_mean"]
@@ -46,6 +52,23 @@ class Head:
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         shares: Numbers = weights / weights.sum(-1, keepdims=True)
         return shares
+
+
+def read_head(path: Path, head: Head, width: int) -> dict[str, Numbers]:
+    """The weights of a head, which must fit each other, the width of the hidden states and the labels."""
+    require_file(path)
+    try:
+        found: dict[str, Numbers] = load_file(path)
+        for number in range(len(head.layers)):
+            weight, bias = found[f"{number}.weight"], found.get(f"{number}.bias")
+            if weight.ndim != 2 or weight.shape[1] != width or (bias is not None and bias.shape != weight.shape[:1]):
+                raise ValueError(f"{number}.weight or its bias does not fit {width} inputs")
+            width = len(weight)
+        if head.labels and width != len(head.labels):
+            raise ValueError(f"it has {width} outputs, config.json {len(head.labels)} labels")
+    except (SafetensorError, ValueError, KeyError, OSError) as error:
+        raise messages.DAMAGED_WEIGHTS(path=path, why=first_line(error)) from error
+    return found
 
 
 def pooled(pool: Pooling, states: Numbers, lengths: NDArray[np.int64]) -> Numbers:

@@ -8,6 +8,7 @@ from typing import Any
 from regard.decode.options import Options
 from regard.decode.requests import GeneratedText, Request, prompt_requests
 from regard.decode.terms import Constraints
+from regard.engines.model import open_ctranslate2
 from regard.engines.search import Searcher
 from regard.progress import QUIET, Progress
 
@@ -28,9 +29,7 @@ class LanguageModel(Searcher):
         return self.search(requests, options, progress or QUIET)
 
     def _open(self, workers: int) -> Any:
-        import ctranslate2
-
-        return ctranslate2.Generator(str(self.folder), device="cpu", inter_threads=workers, intra_threads=1)
+        return open_ctranslate2("Generator", self.folder, workers)
 
     def _start(self, requests: Sequence[Request], horizon: int, search: dict[str, Any]) -> list[Any]:
         started: list[Any] = self._model.generate_batch(

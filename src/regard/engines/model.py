@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 from regard.data.tokenize.encode import Reads
 from regard.data.tokenize.tokenizer import Tokenizer
@@ -17,11 +17,22 @@ from regard.decode.requests import GeneratedText, Layer, Prediction, Request, Te
 from regard.decode.target_language import with_language
 from regard.decode.terms import Constraints
 from regard.engines.folder import PROGRAMS, Converted, read_converted
-from regard.errors import InputError, Note
+from regard.errors import DamagedFile, InputError, Note
 from regard.progress import QUIET, Progress
 from regard.store.generation_config import read_own_generation_config
 from regard.store.manifest import require_unchanged
 from regard.store.tokenizers import read_tokenizers
+
+
+def open_ctranslate2(kind: Literal["Translator", "Generator", "Encoder"], folder: Path, workers: int) -> Any:
+    """A model in CTranslate2, with so many workers of one thread; a damaged one is refused."""
+    import ctranslate2
+
+    try:
+        return getattr(ctranslate2, kind)(str(folder), device="cpu", inter_threads=workers, intra_threads=1)
+    except (RuntimeError, ValueError) as error:
+        why = str(error).strip().partition("\n")[0][:200].rstrip(".")
+        raise DamagedFile(f"{folder} cannot be opened by CTranslate2: {why}. Convert the model again.") from None
 
 
 def _lacks() -> NotImplementedError:
