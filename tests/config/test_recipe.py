@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli.options import trained_on_pairs
 from regard.config import builtin_recipes
 from regard.config.recipe import override, parse_recipe, read_recipe, zoo_functions, zoo_model
 from regard.config.resume import difference
@@ -17,6 +18,8 @@ from regard.layers.join import PreNorm
 from regard.layers.scores import ReducedRank
 from regard.models import zoo
 from regard.schema import to_toml
+from regard.serve.runs import total_steps
+from regard.store.languages import folder_languages
 from regard.training.optimizers import AdamW, Cosine, InverseSquareRoot
 
 
@@ -199,3 +202,13 @@ def test_only_functions_of_the_zoo_are_models():
         "seq2seq", "bahdanau", "luong", "convs2s", "transformer", "gpt2", "bert", "t5", "elmo", "reformer", "lstm_lm",
         "sha_rnn",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "content", [b"text = 5", b"[text]\nfields = 7", b"[text]\ntrain = 3", b"\xff", b"x = " + b"[" * 10_000]
+)
+def test_whatever_a_model_folder_calls_its_recipe_is_no_error(tmp_path: Path, content: bytes):
+    (tmp_path / "recipe.toml").write_bytes(content)
+    assert not trained_on_pairs(tmp_path)
+    assert folder_languages(tmp_path) is None
+    assert total_steps(tmp_path) is None
