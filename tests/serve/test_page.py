@@ -102,6 +102,23 @@ def test_a_text_is_translated_with_words_shaded_by_confidence(server: Live, mode
         window.page.hover("#answer .word")
         assert "probability" in window.page.inner_text("#value")
         assert texts[1].split()[0] in window.announced
+        for line in (0, 1):
+            window.page.locator("#answer p.words:has(.word)").nth(line).locator(".word").first.focus()
+            window.page.click("#see")
+            window.page.frame_locator("#frame").locator("#tab-ablation").wait_for()
+            assert f"of “{[TEXT, 'the dog sat'][line]}”" in window.page.inner_text("#attention .head")
+            window.page.click("#attention .head button")
+
+
+def test_all_labels_of_an_axis_are_written_alike(server: Live, browser: Any):
+    script = """async () => {
+        const {linePlot} = await import("./static/plot.js");
+        const plot = linePlot({title: "", x: [0, 1], lines: [{name: "", values: [0, 0.002]}], across: "", up: ""});
+        return [...plot.querySelectorAll(".tick")].map((one) => one.textContent);
+    }"""
+    with opened(browser, online=True) as window:
+        front(window, server, next(iter(server.app.state.models)))
+        assert window.page.evaluate(script)[:5] == ["0", "0.0005", "0.001", "0.0015", "0.002"]
 
 
 def test_a_clicked_word_has_alternatives_and_one_is_chosen(server: Live, models: dict[str, Any], browser: Any):

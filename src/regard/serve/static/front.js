@@ -1,5 +1,5 @@
 // Entry point of the front page: the models, what each can do, the box to type in, the answer, attention and training.
-import {element, hideValue, visible, word} from "./dom.js";
+import {element, hideValue, label, visible, word} from "./dom.js";
 import {forgetColours} from "./colour.js";
 import {get, post} from "./server.js";
 import {translateTask} from "./translate.js";
@@ -191,6 +191,7 @@ class Front {
         this.attention.replaceChildren();
       }}, "Close");
       this.attention.replaceChildren(element("div", {class: "head"}, element("h2", {}, path.endsWith("film") ? "Attention through the checkpoints" : "Attention"),
+        this.seen?.several ? element("span", {class: "quiet"}, `of “${label(text, 40)}”. For another line, click a word of it first.`) : null,
         element("a", {href: address, target: "_blank", rel: "noopener"}, "open in a new tab"), close),
         element("iframe", {src: address, title: "Attention", id: "frame"}));
     } catch (error) {

@@ -8,12 +8,13 @@ class Line {
   constructor(app, model, source) {
     [this.app, this.model, this.source] = [app, model, source];
     [this.text, this.words] = ["", []];
+    this.several = false; // whether there are other lines
     this.root = element("p", {class: "words"});
     this.root.addEventListener("focusin", () => (app.seen = this.seen));
   }
 
   get seen() {
-    return {text: this.source, target: this.text};
+    return {text: this.source, target: this.text, several: this.several};
   }
 
   show(text, words) {
@@ -39,6 +40,7 @@ async function translate(app, {model, text, options, signal}) {
   const [source, target] = model.languages ?? ["source", "target"];
   const answer = await post("translate", {q: asked.map((line) => line.source), source, target, format: "text", model: model.name,
     confidence: true, ...options}, signal);
+  for (const line of asked) line.several = asked.length > 1;
   asked.forEach((line, at) => line.show(answer.translatedText[at], answer.confidence?.[at] ?? []));
   app.seen = asked[0].seen;
   const others = (answer.alternatives ?? []).flat();

@@ -17,6 +17,12 @@ export function ticks(low, high, count = 5) {
   return found;
 }
 
+// A round number in full, so that all labels of an axis are written alike.
+function tick(value) {
+  const size = Math.abs(value);
+  return size === 0 || (size >= 1e-6 && size < 1000) ? String(value).replace("-", "−") : number(value);
+}
+
 function extent(values) {
   let [low, high] = [Infinity, -Infinity];
   for (const value of values) {
@@ -40,7 +46,7 @@ export function linePlot({title, x, lines, across, up, named = number, width = r
   root.append(svg("title", {}, visible(title)));
   for (const value of ticks(low, high, 4)) {
     root.append(svg("path", {class: value === 0 ? "zero" : "rule", d: `M${left} ${toY(value)}H${width - right}`}));
-    root.append(svg("text", {class: "tick", x: left - 7, y: toY(value), dy: ".33em", "text-anchor": "end"}, number(value)));
+    root.append(svg("text", {class: "tick", x: left - 7, y: toY(value), dy: ".33em", "text-anchor": "end"}, tick(value)));
   }
   const labelled = x.length <= 8 ? x : ticks(lowX, highX, 7);
   for (const value of labelled) {
