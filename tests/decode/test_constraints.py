@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -14,7 +15,9 @@ from regard.decode.requests import Request
 from regard.decode.search import search
 from regard.decode.terms import Constraints, contains
 from regard.errors import InputError
+from regard.models import zoo
 from tests.decode.steered import END, next_values, source_of, tiny_network, tiny_tokenizer
+from tests.small import TEXTS, small
 
 MODELS = ["transformer", "bahdanau", "luong", "seq2seq", "convs2s", "t5", "gpt2", "sha-rnn", "lstm-lm"]
 TOKENIZER = tiny_tokenizer()
@@ -165,6 +168,25 @@ def test_a_sample_matches_its_pattern_and_avoids_its_term():
         for case in ("a pattern", "no term"):
             best = found_by_search(network, CASES[case], options, 8)[0]
             assert meets(CASES[case], list(best.tokens)), (seed, case)
+
+
+def test_a_text_that_has_its_terms_by_itself_is_that_of_the_plain_search():
+    model = small(zoo.luong(16, 1))
+    options = replace(model.defaults(), beam=3, max_tokens=12)
+    plain = [texts[0] for texts in model.translations(TEXTS, options)]
+    words = [next(word for word in re.findall(r"[^\W_]+", one.text) if contains(one.text, word)) for one in plain]
+    done: list[float] = []
+    found = model.translations(TEXTS, options, constraints=[Constraints(must=(word,)) for word in words],
+                               progress=done.append)  # fmt: skip
+    assert [one[0].tokens for one in found] == [one.tokens for one in plain]
+    assert sum(done) == pytest.approx(len(TEXTS))
+    term = "dog" if words[0] == "park" else "park"
+    other = Constraints(must=(term,), must_not=(words[0],))
+    found = model.translations(TEXTS, options, constraints=[other, *[None] * 3], progress=done.append)
+    assert contains(found[0][0].text, term)
+    assert not contains(found[0][0].text, words[0])
+    assert [one[0].tokens for one in found[1:]] == [one.tokens for one in plain[1:]]
+    assert sum(done) == pytest.approx(2 * len(TEXTS))
 
 
 def test_a_term_that_no_token_spells_is_said_to_be_impossible():

@@ -69,6 +69,13 @@ def test_what_is_about_a_line_as_a_whole_keeps_it_whole(model: LoadedModel):
     assert len(model.translations([LINE], options, constraints=constraints)[0]) == 1
 
 
+def test_constraints_of_one_line_keep_only_that_line_whole(model: LoadedModel):
+    constraints = [Constraints(must_not=("cat",)), Constraints()]
+    kept, long = model.translations([SENTENCES[0], LINE], constraints=constraints)
+    assert "cat" not in kept[0].text.split()
+    assert long[0].tokens == model.translations([LINE])[0][0].tokens
+
+
 def test_progress_counts_lines_not_pieces(model: LoadedModel):
     counted: list[float] = []
     model.translations([LINE, SENTENCES[0]], progress=counted.append)

@@ -13,7 +13,7 @@ from regard.decode.constraints import ConstraintCompiler
 from regard.decode.diverse import diverse_search
 from regard.decode.hypotheses import Hypothesis
 from regard.decode.inputs import BATCH_TOKENS, batch_by_length, pad
-from regard.decode.options import Options
+from regard.decode.options import MOST_BEAMS, Options
 from regard.decode.requests import GeneratedText as GeneratedText
 from regard.decode.requests import Request as Request
 from regard.decode.requests import TokenLogprobs as TokenLogprobs
@@ -100,11 +100,18 @@ def generate_texts(
     """Generate tokens and decode them to texts, without the prompts' special tokens and cut at stop strings."""
     if any(request.constraints for request in requests):
         compiler = compiler or ConstraintCompiler(tokenizer, network.vocabulary)
-        needy = [index for index, one in enumerate(requests) if one.constraints and one.constraints.requires]
-        searched = beams_for_terms(options) if needy else options
-        if searched is not options and len(needy) < len(requests):  # the other lines keep their own search
-            return _searched_apart(network, tokenizer, requests, options, progress, compiler, set(needy))
-        options = searched
+        if any(request.constraints and request.constraints.requires for request in requests):
+            return _with_required_terms(network, tokenizer, requests, options, progress, compiler)
+    return _searched(
+        network, tokenizer, requests, options, progress, on_step=on_step, ablation=ablation, compiler=compiler
+    )
+
+
+def _searched(
+    network: Generator, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress, *,
+    on_step: StepCallback | None = None, ablation: Ablation | None = None, compiler: ConstraintCompiler | None = None,
+) -> list[list[GeneratedText]]:  # fmt: skip
+    """The texts of one search for all requests."""
     samples = [sample_requests(request, options) for request in requests]
     found = generate_tokens(
         network, [one for rows in zip(*samples) for one in rows], options, eos=end_token(tokenizer), progress=progress,
@@ -120,24 +127,51 @@ def generate_texts(
     ]  # fmt: skip
 
 
+def _with_required_terms(
+    network: Generator, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress,
+    compiler: ConstraintCompiler,
+) -> list[list[GeneratedText]]:  # fmt: skip
+    """The texts of requests of which some have required terms.
+
+    A search that does not know of these terms comes first: what meets them by itself is its own best text. Only the
+    others are searched for again, with beams that lack a term.
+    """
+    wider = beams_for_terms(options)
+    free = [one if one.constraints is None else replace(one, constraints=one.constraints.allowed) for one in requests]
+    needy = [bool(one.constraints and one.constraints.requires) for one in requests]
+    share = len(requests) / (len(requests) + sum(needy))  # of a search in the progress of a request
+    found = _searched(network, tokenizer, free, options, lambda count: progress(count * share), compiler=compiler)
+    again = [
+        index
+        for index, request in enumerate(requests)
+        if needy[index] and not all(_unmet(text, request, compiler, tokenizer) is None for text in found[index])
+    ]
+    progress((sum(needy) - len(again)) * share)
+    rest = [requests[index] for index in again]
+    others = _searched(network, tokenizer, rest, wider, lambda count: progress(count * share), compiler=compiler)
+    for index, texts in zip(again, others):
+        found[index] = texts
+    return found
+
+
 def beams_for_terms(options: Options) -> Options:
-    """The options of a search for required terms, which needs beams."""
+    """The options of a search for required terms: more beams by three fifths, as those that lack a term take some."""
     if options.temperature > 0 or options.beam_groups > 1:
         what = "a temperature above 0 samples" if options.temperature > 0 else "beam_groups shares them otherwise"
         raise InputError(f"a required term takes a beam search, and {what} (must). Leave one of them out.")
-    return options if options.beam > 1 else replace(options, beam=BEAMS_FOR_TERMS)
+    beam = options.beam if options.beam > 1 else BEAMS_FOR_TERMS
+    return replace(options, beam=min(beam + -(-beam * 3 // 5), MOST_BEAMS))
 
 
-def _searched_apart(
-    network: Generator, tokenizer: Tokenizer, requests: Sequence[Request], options: Options, progress: Progress,
-    compiler: ConstraintCompiler, needy: set[int],
-) -> list[list[GeneratedText]]:  # fmt: skip
-    """The texts of requests of which some have required terms."""
-    found: dict[int, list[GeneratedText]] = {}
-    for some in (sorted(needy), [index for index in range(len(requests)) if index not in needy]):
-        batch = [requests[index] for index in some]
-        found |= zip(some, generate_texts(network, tokenizer, batch, options, progress, compiler=compiler))
-    return [found[index] for index in range(len(requests))]
+def _unmet(
+    text: GeneratedText, request: Request, compiler: ConstraintCompiler, tokenizer: Tokenizer
+) -> str | None:  # fmt: skip
+    """What a text does not meet of the request's constraints."""
+    assert request.constraints is not None
+    if text.impossible is not None:
+        return text.impossible
+    prompt = "" if request.source is not None else tokenizer.decode(request.prompt[request.special_tokens :])
+    return compiler.unmet(request.constraints, text.text[len(prompt) :])
 
 
 def met_texts(
@@ -146,8 +180,7 @@ def met_texts(
     """The texts that meet the request's constraints; if there is none, an empty one that tells why."""
     if compiler is None or request.constraints is None:
         return texts
-    prompt = "" if request.source is not None else tokenizer.decode(request.prompt[request.special_tokens :])
-    unmet = [compiler.unmet(request.constraints, text.text[len(prompt) :]) for text in texts]
+    unmet = [_unmet(text, request, compiler, tokenizer) for text in texts]
     met = [text for text, why in zip(texts, unmet) if why is None]
     if met:
         return met

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from regard.data.sentences import split_to_fit
 from regard.data.tokenize.tokenizer import Tokenizer, is_unspaced, word_offsets
 from regard.decode.options import Options
 from regard.decode.requests import GeneratedText, Reader, add_special_tokens, check_length
+from regard.decode.terms import Constraints
 from regard.progress import Progress
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,11 @@ class CutLines:
         """All pieces in order, without the white space after them."""
         return [piece.rstrip() for pieces in self.lines for piece in pieces]
 
-    def per_line(self, values: Sequence[str] | None) -> list[str] | None:
-        """Values of lines as values of pieces: those of the first piece are the line's, of the others empty."""
+    def per_piece(self, values: Sequence[Value] | None, none: Value) -> list[Value] | None:
+        """Values of lines as values of pieces: those of the first piece are the line's, of the others `none`."""
         if values is None:
             return None
-        return [first for value, pieces in zip(values, self.lines) for first in [value, *[""] * (len(pieces) - 1)]]
+        return [first for value, pieces in zip(values, self.lines) for first in [value, *[none] * (len(pieces) - 1)]]
 
     def progress(self, advance: Progress) -> Progress:
         """Progress that counts pieces, from one that counts lines."""
@@ -46,27 +50,28 @@ class CutLines:
 
 def cut_long_lines(
     reader: Reader, tokenizer: Tokenizer, texts: Sequence[str], options: Options, *, trained_length: int | None,
-    prefixes: Sequence[str] | None, first_line: int, note: Callable[[str], None],
+    prefixes: Sequence[str] | None, constraints: Sequence[Constraints | None] | None = None, first_line: int,
+    note: Callable[[str], None],
 ) -> CutLines | None:  # fmt: skip
-    """Cut the lines that are too long and have no target prefix; None if nothing is cut.
+    """Cut the lines that are too long and have neither target prefix nor constraints; None if nothing is cut.
 
     Lines are cut for the one best translation of a search: a sample, an n-best list and a number of tokens are those of
     a line as a whole.
     """
     best = options.n_best == 1 and options.temperature == 0 and options.max_tokens is None
-    prefixes = prefixes or [""] * len(texts)
-    if trained_length is None or not best or len(prefixes) != len(texts):
+    prefixes, constraints = prefixes or [""] * len(texts), constraints or [None] * len(texts)
+    if trained_length is None or not best or not len(prefixes) == len(constraints) == len(texts):
         return None
 
     def count(text: str) -> int:
         return len(add_special_tokens(reader, tokenizer, tokenizer.encode(text)))
 
     lines: list[list[str]] = []
-    for number, (text, prefix) in enumerate(zip(texts, prefixes), first_line):
+    for number, (text, prefix, constraint) in enumerate(zip(texts, prefixes, constraints), first_line):
         # Tokenizers write no more tokens than a text has bytes, special tokens aside.
         length = 0 if len(text.encode(errors="replace")) + 8 <= trained_length else count(text)
         pieces = [text]
-        if length > trained_length and prefix:
+        if length > trained_length and (prefix or constraint):
             check_length(reader, length, f"line {number:,}")
         elif length > trained_length:
             pieces = split_to_fit(text, count, trained_length) or pieces

@@ -102,6 +102,8 @@ class Options:
         )  # fmt: skip
 
 
+MOST_BEAMS = int(LIMITS["num_beams"][1])
+
 _HUGGING_FACE = {
     "num_beams": "beam", "length_penalty": "length_penalty", "normalization": "normalization",
     "no_repeat_ngram_size": "no_repeat_ngram", "repetition_penalty": "repetition_penalty",

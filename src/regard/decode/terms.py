@@ -48,6 +48,11 @@ class Constraints:
         """Whether terms are required, which takes beams."""
         return bool(self.must or self.must_begin)
 
+    @property
+    def allowed(self) -> Constraints | None:
+        """What is left without the required terms; None if nothing is."""
+        return Constraints((), (), self.must_not, self.regex) if self.must_not or self.regex is not None else None
+
     def __bool__(self) -> bool:
         return bool(self.terms) or self.regex is not None
 

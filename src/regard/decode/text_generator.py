@@ -119,14 +119,15 @@ class TextGenerator:
         if lacks_language(self.tokenizers, options.forced_bos):
             self._note_once("this model translates into several languages, and none is named. Name one, as in "
                             "--target-language fr, or as tgt_lang in tokenizer_config.json.")  # fmt: skip
-        cut = None if mbr is not None or any(constraints or ()) else cut_long_lines(
+        cut = None if mbr is not None else cut_long_lines(
             self.network, self.tokenizer, texts, options, trained_length=self.config.get(TRAINED_LENGTH),
-            prefixes=prefixes, first_line=first_line, note=self._note_once,
+            prefixes=prefixes, constraints=constraints, first_line=first_line, note=self._note_once,
         )  # fmt: skip
         if cut is not None:
             found = self._translated(
-                cut.pieces, options, prefixes=cut.per_line(prefixes), alignment=alignment,
-                progress=progress and cut.progress(progress), replace_unknown=replace_unknown,
+                cut.pieces, options, prefixes=cut.per_piece(prefixes, ""), alignment=alignment,
+                constraints=cut.per_piece(constraints, None), progress=progress and cut.progress(progress),
+                replace_unknown=replace_unknown,
             )  # fmt: skip
             return cut.put_together(found, options)
         return self._translated(
