@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -258,3 +259,14 @@ def test_the_defaults_of_a_row_are_its_own():
     chosen = {row: parse([row]) for row in ("decode", "continuous", "serve")}
     assert {row: one.threads for row, one in chosen.items()} == {"decode": None, "continuous": 1, "serve": None}
     assert {row: one.rounds for row, one in chosen.items()} == {"decode": 9, "continuous": 5, "serve": 5}
+
+
+def test_the_core_brings_no_package_that_only_an_extra_needs() -> None:
+    from bench.install import PROJECT, closure
+
+    project = tomllib.loads(PROJECT.read_text())["project"]
+    extras = project["optional-dependencies"]
+    core, served = closure(project["dependencies"], extras), closure(["regard[serve]"], extras)
+    assert {"torch", "numpy", "tokenizers", "rich", "markdown-it-py"} <= core
+    assert not core & {"pyarrow", "matplotlib", "ctranslate2", "h5py", "fastapi", "onnx", "babel", "sentencepiece"}
+    assert {"fastapi", "pydantic"} <= served
