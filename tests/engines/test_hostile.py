@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from regard.engines.convert import Sample
+from regard.engines.folder import place_of
 from regard.engines.head import HEAD
+from regard.engines.onnx_export import convert_to_onnx
 from regard.engines.open import open_converted
 from regard.errors import DamagedFile
 from regard.models import zoo
 from regard.models.model import Model
 from regard.models.readouts import Label
+from regard.store.convert import read_source
 from tests.engines.test_engines import convert, no_torch
-from tests.small import save_model, small
+from tests.small import TEXTS, save_model, small
 
 pytest.importorskip("ctranslate2")
 MODELS = {
@@ -75,3 +79,31 @@ def test_labels_that_the_head_does_not_have_are_refused(tmp_path: Path):
     (place / "config.json").write_text(json.dumps(config))
     with pytest.raises(DamagedFile, match="9 labels"):
         open_converted(place, no_torch)
+
+
+def test_hidden_states_of_another_width_are_refused(tmp_path: Path):
+    place = unchecked(tmp_path, zoo.bert(16, 1, 2))
+    config = json.loads((place / "config.json").read_text())
+    config["regard"]["vector_width"] = 7
+    (place / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DamagedFile, match="not of the width"):
+        open_converted(place, no_torch).embed(["the cat"])
+
+
+def test_a_graph_that_reads_or_writes_something_else_is_refused(tmp_path: Path):
+    onnx, _ = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
+    folder = save_model(tmp_path / "model", small(zoo.bert(16, 1, 2)))
+    place = place_of(folder, "float32", "onnxruntime")
+    convert_to_onnx(read_source(folder), folder, place, Sample.of(TEXTS))
+    (place / "manifest.json").unlink()
+    open_converted(place, no_torch).embed(["the cat"])
+    for read, written in (("passwords", "states"), ("ids", "something")):
+        inputs, outputs = (
+            [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["b", "t"])] for name in (read, written)
+        )
+        node = onnx.helper.make_node("Identity", [read], [written])
+        graph = onnx.helper.make_graph([node], "graph", inputs, outputs)
+        version = onnx.helper.make_opsetid("", 18)
+        onnx.save(onnx.helper.make_model(graph, opset_imports=[version], ir_version=9), place / "encoder.onnx")
+        with pytest.raises(DamagedFile, match="no encoder that regard wrote"):
+            open_converted(place, no_torch)

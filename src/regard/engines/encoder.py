@@ -37,7 +37,7 @@ from regard.decode.requests import (
 from regard.engines.folder import Runtime
 from regard.engines.head import HEAD, Numbers, Pooling, pooled, read_head, unit
 from regard.engines.model import Answers, ConvertedModel, open_ctranslate2
-from regard.errors import InputError, suggest
+from regard.errors import DamagedFile, InputError, suggest
 from regard.progress import QUIET, Progress
 
 _ROWS, _TOKENS = 128, 2048  # of a batch, at most
@@ -68,6 +68,8 @@ def _open_onnxruntime(folder: Path, _: int) -> States:
 
     session = open_graph(folder / ENCODER, threads=1)
     names = [one.name for one in session.get_inputs()]
+    if not {*names} <= {"ids", "padding", "segments"} or "states" not in {one.name for one in session.get_outputs()}:
+        raise DamagedFile(f"{folder / ENCODER} is no encoder that regard wrote. Convert the model again.")
 
     def states(ids: NDArray[np.int64], lengths: Lengths, segments: NDArray[np.int64] | None) -> Numbers:
         real = np.arange(ids.shape[1]) < lengths[:, None]
@@ -182,7 +184,11 @@ class TextEncoder(ConvertedModel):
             ids, lengths = filled.ids, filled.lengths
             if self.converted.characters:
                 ids, lengths = self._characters(ids, lengths, [texts[index] for index in indices])
-            return function(self._states(ids, lengths, kinds), lengths)
+            states = self._states(ids, lengths, kinds)
+            if states.shape != (len(indices), ids.shape[1], self.converted.vector_width):
+                raise DamagedFile(f"{self.folder} computes states of shape {states.shape}, not of the width that "
+                                  "config.json says. Convert the model again.")  # fmt: skip
+            return function(states, lengths)
 
         batches = list(length_batches(lengths, _TOKENS, _ROWS))
         with ThreadPoolExecutor(self.threads) as pool:
