@@ -1,6 +1,6 @@
 """Mutations: each guard is removed, in a copy of the tree, and the test that is named beside it must fail.
 
-    python -m tests.mutate [--only NAME]
+    python -m tests.mutate [--only NAME] [--since REVISION]
 
 A guard whose text no longer occurs exactly once in its file is a failure too, so the table follows the source.
 """
@@ -8,17 +8,37 @@ A guard whose text no longer occurs exactly once in its file is a failure too, s
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 _MOST_MEMORY = 8 << 30  # bytes
+_SECONDS = 900  # of a test
+LIBRARIES = (
+    "torch",
+    "numpy",
+    "tokenizers",
+    "safetensors",
+    "transformers",
+    "hypothesis",
+    "sacrebleu",
+    "typer",
+    "fastapi",
+)
 COPIED = ("src", "tests", "pyproject.toml", "constraints.txt", "Makefile", "README.md", "docs")
 
 
@@ -239,6 +259,15 @@ GUARDS = [
     Guard("least share of equal lines", "engines/prove.py",
           'if precision == "float32" and proof.share < _LEAST_SHARE:', "if False:",
           "tests/engines/test_engines.py::test_an_engine_that_answers_otherwise_is_not_written"),
+    Guard("weights of a head", "engines/head.py",
+          "if weight.ndim != 2 or weight.shape[1] != width or (bias is not None and bias.shape != weight.shape[:1]):",
+          "if False:", "tests/engines/test_hostile.py::test_a_head_that_does_not_fit_is_refused"),
+    Guard("width of hidden states", "engines/encoder.py",
+          "if states.shape != (len(indices), ids.shape[1], self.converted.vector_width):", "if False:",
+          "tests/engines/test_hostile.py::test_hidden_states_of_another_width_are_refused"),
+    Guard("inputs of a graph", "engines/encoder.py",
+          'if not {*names} <= {"ids", "padding", "segments"} or ', "if ",
+          "tests/engines/test_hostile.py::test_a_graph_that_reads_or_writes_something_else_is_refused"),
     # Recipes and trials.
     Guard("size of a recipe", "config/recipe.py",
           "if (size := path.stat().st_size) > _MOST_BYTES:", "if (size := 0) > _MOST_BYTES:",
@@ -320,18 +349,53 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def run(folder: Path, *chosen: str) -> subprocess.CompletedProcess[str]:
-    """Run tests in a copy of the tree."""
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(folder / "src"), str(folder)]), "PYTHONDONTWRITEBYTECODE": "1",
-        "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "", *chosen]
-    limits = (_MOST_MEMORY, _MOST_MEMORY)  # some guards keep the memory from being filled
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, timeout=900,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, limits),
-    )  # fmt: skip
+def import_libraries() -> None:
+    """Import what tests need besides our own code, so that the children that run them have it."""
+    for name in LIBRARIES:
+        with suppress(ImportError):
+            importlib.import_module(name)
+
+
+def run(folder: Path, *chosen: str) -> tuple[int, str]:
+    """Run tests in a copy of the tree, in a child; -> its exit code, and what it printed.
+
+    A child that takes too long is killed, as is whatever it started.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                code = _run_here(folder, said.fileno(), chosen)
+            finally:
+                os._exit(code)
+        timer = threading.Timer(_SECONDS, os.killpg, (child, signal.SIGKILL))
+        timer.start()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        timer.cancel()
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        said.seek(0)
+        return code, said.read()
+
+
+def _run_here(folder: Path, output: int, chosen: Sequence[str]) -> int:
+    """Run tests in this process, which has imported nothing of ours but this file."""
+    os.setsid()
+    for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), output, output)):
+        os.dup2(descriptor, number)
+    os.chdir(folder)
+    paths = [str(folder / "src"), str(folder)]
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    sys.path[:] = [*paths, *(path for path in sys.path if Path(path or ".").resolve() not in (ROOT, ROOT / "src"))]
+    sys.argv, sys.dont_write_bytecode = ["pytest"], True
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tests", "regard", "__main__")]:
+        del sys.modules[name]
+    sys.modules["__main__"] = ModuleType("__main__")
+    resource.setrlimit(
+        resource.RLIMIT_DATA, (_MOST_MEMORY,) * 2
+    )  # some guards keep memory from being filled; maps are free
+    return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "", *chosen]))
 
 
 def removed(guard: Guard, folder: Path) -> str:
@@ -342,30 +406,39 @@ def removed(guard: Guard, folder: Path) -> str:
     whole = path.read_text()
     try:
         path.write_text(whole.replace(guard.text, guard.replacement))
-        done = run(folder, guard.test)
-    except subprocess.TimeoutExpired:
-        return ""  # a test that no longer ends has noticed
+        code, said = run(folder, guard.test)
     finally:
         path.write_text(whole)
-    if done.returncode == 0:
+    if code == 0:
         return "NOT CAUGHT"
-    noticed = done.returncode == 1 or done.returncode < 0  # or what the guard is against ended the process
-    return "" if noticed else f"the test could not run: {done.stdout[-200:]}"
+    # Failed, or what the guard is against ended the process, or kept it busy until it was killed.
+    return "" if code == 1 or code < 0 else f"the test could not run: {said[-200:]}"
+
+
+def changed_since(revision: str) -> set[str]:
+    """The files that changed since a revision of git, those that are not committed included."""
+    command = ["git", "-C", str(ROOT), "diff", "--name-only", revision]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
 def main() -> int:
     """Remove the chosen guards one by one; -> the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="guards whose name or file contains this")
+    parser.add_argument("--since", metavar="REVISION", help="guards whose file or test changed since then")
     given = parser.parse_args()
     chosen = [guard for guard in GUARDS if given.only in guard.name or given.only in guard.file]
+    if given.since:
+        changed = changed_since(given.since)
+        chosen = [guard for guard in chosen if {f"src/regard/{guard.file}", guard.test.partition("::")[0]} & changed]
     wrong = []
     with tempfile.TemporaryDirectory(prefix="regard-mutate-") as temporary:
         folder = copied(Path(temporary))
         tests = list(dict.fromkeys(guard.test for guard in chosen))
-        whole = run(folder, *tests)
-        if whole.returncode:
-            print(f"without any change, these tests fail:\n{whole.stdout[-2000:]}")
+        import_libraries()
+        code, said = run(folder, *tests)
+        if code:
+            print(f"without any change, these tests fail:\n{said[-2000:]}")
             return 1
         print("| guard | file | the test that must fail | found |\n|---|---|---|---|", flush=True)
         for guard in chosen:
