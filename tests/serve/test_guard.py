@@ -538,3 +538,13 @@ def test_the_app_can_be_mounted_in_another(tiny: Models):
     body = {"model": "writer", "prompt": "The", "max_tokens": 2, "temperature": 0}
     assert len(client.post("/attic/v1/completions", json=body).json()["choices"]) == 1
     assert client.get("/attic/v1/models", headers={"Host": "evil.example"}).status_code == 421
+
+
+def test_a_mounted_app_loads_its_folders_at_the_first_request(tiny: Models, tmp_path: Any):
+    outer = FastAPI()
+    settings = Settings(hosts=("testserver",))
+    outer.mount("/attic", regard.serve.create_app({"writer": tmp_path}, settings, read=lambda _: tiny["writer"]))
+    client = TestClient(outer)
+    assert client.get("/attic/health").status_code in (200, 503)
+    eventually(lambda: client.get("/attic/health").status_code == 200, "the model did not load")
+    assert client.get("/attic/v1/models").json()["data"][0]["id"] == "writer"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ from regard.serve import attention, libretranslate, openai, page, schemas
 from regard.serve.attention import Views
 from regard.serve.guard import Guard
 from regard.serve.metrics import CONTENT_TYPE, Metrics
-from regard.serve.models import Models, ServedModel
+from regard.serve.models import Models, ServedModel, log_failure, nothing
 from regard.serve.openapi import docs_page, openapi_of, responses
 from regard.serve.refusal import Refusal, refusal_of
 from regard.serve.settings import Pair, Settings
@@ -28,7 +26,6 @@ from regard.serve.settings import Pair, Settings
 if TYPE_CHECKING:
     from regard.api import LoadedModel
 
-_log = logging.getLogger("regard.serve")
 _BODIES = (
     schemas.CompletionRequest, schemas.EmbeddingRequest, schemas.ScoreRequest, schemas.FillRequest,
     schemas.ClassifyRequest, schemas.TranslateRequest, schemas.DetectRequest, schemas.TranslateFileForm,
@@ -58,7 +55,7 @@ def create_app(
     app = FastAPI(title="regard", lifespan=_lifespan, docs_url=None, redoc_url=None, openapi_url=None,
                   redirect_slashes=False)  # fmt: skip
     app.state.models, app.state.settings, app.state.views, app.state.metrics = served, settings, views, metrics
-    app.state.on_ready, app.state.on_failure, app.state.finished = _nothing, _log_failure, True
+    app.state.on_ready, app.state.on_failure, app.state.finished = nothing, log_failure, True
     app.include_router(openai.router(served, settings, metrics))
     app.include_router(libretranslate.router(served, settings, metrics, views))
     app.include_router(page.router(served, views, max_characters=settings.max_characters))
@@ -104,29 +101,12 @@ def _own_routes(app: FastAPI, metrics: Metrics) -> APIRouter:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Load the models in a thread of their own, and stop their workers at the end."""
     models, settings, loop = app.state.models, app.state.settings, asyncio.get_running_loop()
-
-    def load() -> None:
-        try:
-            models.load()
-        except BaseException as error:
-            loop.call_soon_threadsafe(app.state.on_failure, error)
-        else:
-            loop.call_soon_threadsafe(app.state.on_ready)
-
-    if models.in_memory:
-        load()
-    else:
-        threading.Thread(target=load, name="loading", daemon=True).start()
+    models.start_loading(
+        lambda: loop.call_soon_threadsafe(app.state.on_ready),
+        lambda error: loop.call_soon_threadsafe(app.state.on_failure, error),
+    )
     yield
     app.state.finished = models.ready and await asyncio.to_thread(models.stop, settings.grace_seconds)
-
-
-def _nothing() -> None:
-    """The default `on_ready`."""
-
-
-def _log_failure(error: BaseException) -> None:
-    _log.error("a model cannot be loaded", exc_info=error)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

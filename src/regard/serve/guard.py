@@ -117,8 +117,8 @@ class Guard:
     def _require_ready(self, path: str) -> None:
         if self.models.stopping:
             raise Refusal(503, "server is stopping", code="stopping")
-        if not self.models.ready and self.models.in_memory:
-            self.models.load()  # mounted in another app, which runs no lifespan of ours
+        if not self.models.ready and not self.models.loading:  # mounted in another app, which runs no lifespan of ours
+            self.models.start_loading()
         if not self.models.ready and path not in WHILE_LOADING:
             done, count = len(self.models), len(self.models.given)
             raise Refusal(503, f"model is loading ({done} of {count} ready)", code="loading")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from regard.decode.generate import GeneratedText, Request
     from regard.decode.options import Options
     from regard.serve.worker import Job
+
+_log = logging.getLogger("regard.serve")
 
 UNNAMED: Pair = ("source", "target")
 TORCH = "torch"
@@ -111,6 +114,15 @@ class ServedDetector:
     worker: Worker
 
 
+def nothing() -> None:
+    """What follows when all models are loaded, unless the command says more."""
+
+
+def log_failure(error: BaseException) -> None:
+    """Log that a model cannot be loaded."""
+    _log.error("a model cannot be loaded", exc_info=error)
+
+
 class Models(Mapping[str, ServedModel]):
     """The served models by name; those given as folders are loaded by `load`, outside of the event loop."""
 
@@ -129,7 +141,7 @@ class Models(Mapping[str, ServedModel]):
         self.read, self.given_detector = read or _load, detector
         self.detector: ServedDetector | None = None
         self.loaded: dict[str, ServedModel] = {}
-        self.ready = self.stopping = False
+        self.ready = self.loading = self.stopping = False
         self.lock = threading.Lock()
         if not models:
             raise InputError("no model is named (models). Name at least one.")
@@ -150,6 +162,25 @@ class Models(Mapping[str, ServedModel]):
     def in_memory(self) -> bool:
         """Whether no folder has to be loaded."""
         return not any(isinstance(model, Path | str) for model in (*self.given.values(), self.given_detector))
+
+    def start_loading(
+        self, done: Callable[[], object] = nothing, failed: Callable[[BaseException], object] = log_failure
+    ) -> None:
+        """Load in a thread of its own, or at once if no folder has to be; `failed` gets the error."""
+        self.loading = True
+
+        def load() -> None:
+            try:
+                self.load()
+            except BaseException as error:
+                failed(error)
+            else:
+                done()
+
+        if self.in_memory:
+            load()
+        else:
+            threading.Thread(target=load, name="loading", daemon=True).start()
 
     def load(self) -> None:
         """Load the folders and start the workers; nothing is done twice."""
