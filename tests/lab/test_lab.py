@@ -352,3 +352,8 @@ def test_numbers_are_paired_by_seed():
     assert numbers.lead("a", "b", "x") == [0.5, -1.0]
     with pytest.raises(InputError, match="no claim is called"):
         experiment.request("nothing", None, None, (), None)
+
+
+def test_settings_are_a_list():
+    with pytest.raises(InputError, match=r'settings takes a list: settings=\["width=3"\]'):
+        regard.lab.run("heads", settings="width=3")

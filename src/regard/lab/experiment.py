@@ -167,6 +167,8 @@ def _require_text(claim: Claim[Any], path: Path) -> None:
 
 def _settings(claim: Claim[Any], changed: Sequence[str]) -> Any:
     """The claim's settings with those that the user chose."""
+    if isinstance(changed, str):
+        raise InputError(f'settings takes a list: settings=["{changed}"] (settings).')
     known = {field.name: field.type for field in dataclasses.fields(claim.settings)}
     table: dict[str, Any] = {}
     for setting in changed:
