@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,15 @@ def written(folder: Path, model: str, task: str, text: str = TEXT) -> Path:
 def short(length: int) -> str:
     """The task with rows of this length."""
     return f'{{ kind = "language_model", length = {length} }}'
+
+
+def test_only_a_translator_is_stored_with_beams(tmp_path: Path):
+    train(written(tmp_path, MODEL, short(32), TEXT + CHARACTERS), tmp_path / "writer")
+    assert "num_beams" not in json.loads((tmp_path / "writer" / "generation_config.json").read_text())
+    pairs = 'train = "{plain,plain}.txt"\n' + CHARACTERS
+    recipe = written(tmp_path, 'name = "transformer"\nwidth = 16\ndepth = 1\nheads = 2', '"translation"', pairs)
+    train(recipe, tmp_path / "translator")
+    assert json.loads((tmp_path / "translator" / "generation_config.json").read_text())["num_beams"] == 5
 
 
 @pytest.mark.parametrize(

@@ -364,7 +364,7 @@ def prepare(
         write_report(folder, report, setup, watcher)
         write_description(
             folder, network, tokenizers, task=verb,
-            generation_config=generation_config(recipe, tokenizers[1] or tokenizers[0]),
+            generation_config=generation_config(recipe, tokenizers[1] or tokenizers[0], network.description),
             extra_config={TRAINED_LENGTH: trained_length(setup, folder if checkpoint else None), **base_digest},
         )  # fmt: skip
         if base_digest:
@@ -453,11 +453,11 @@ def write_report(folder: Path, report: DataReport, setup: Setup, watcher: Watche
         watcher.note(text)
 
 
-def generation_config(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The default decoding options, under Hugging Face's names."""
+def generation_config(recipe: Recipe, tokenizer: Tokenizer, model: Model) -> dict[str, Any]:
+    """The default decoding options, under Hugging Face's names; a model of one text samples, without beams."""
+    searches = {"num_beams": recipe.decode.beam, "length_penalty": recipe.decode.length_penalty}
     return {
-        "num_beams": recipe.decode.beam,
-        "length_penalty": recipe.decode.length_penalty,
+        **(searches if model.shape == "encoder-decoder" else {}),
         "bos_token_id": tokenizer.bos,
         "decoder_start_token_id": tokenizer.bos,
         "eos_token_id": tokenizer.eos,
