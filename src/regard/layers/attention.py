@@ -76,7 +76,8 @@ class SelfAttentionLayer(Sublayer):
         self.key_heads = description.key_heads or self.heads
         key_width = description.key_width or head_width(width, description.heads)
         inner = key_width * self.heads
-        self.widths = inner, key_width * self.key_heads, key_width * self.key_heads
+        self.counts = self.heads, self.key_heads, self.key_heads
+        self.widths = [key_width * heads for heads in self.counts]
         self.query_key_value = linear(width, sum(self.widths), parts=self.widths, biased=description.biased)
         out_biased = description.biased if description.out_biased is None else description.out_biased
         self.out = linear(inner, width, biased=out_biased)
@@ -87,8 +88,7 @@ class SelfAttentionLayer(Sublayer):
 
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         rows, layout = x.shape, context.layout
-        counts = self.heads, self.key_heads, self.key_heads
-        q, k, v = (split_heads(part, heads) for part, heads in zip(self.project(fold_beams(x, layout)), counts))
+        q, k, v = self.project(fold_beams(x, layout))
         if self.position is not None:
             positions = query_positions(context.token_positions(x.shape[1], x.device), layout)
             q, k = self.position(q, positions), self.position(k, positions)
@@ -99,7 +99,7 @@ class SelfAttentionLayer(Sublayer):
             if not fresh:
                 # Keys that no query can attend to any more are skipped, where all rows are at the same slot.
                 first = 0 if layout is not None else self.pattern.first_key(context.start)
-                k, v = (part[:, first : memory.length].transpose(1, 2) for part in memory.tensors)
+                k, v = (part.transpose(1, 2) for part in memory.used_from(first))
         if self.key_heads < self.heads:
             k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
         out, bias = self.out.weight, None
@@ -114,19 +114,18 @@ class SelfAttentionLayer(Sublayer):
             y = attend(
                 self.score, q, k, v, mask, context, bias=bias, causal=causal, out=out, first=first, additive=additive
             )
-        return self.out(merge_heads(y).reshape(*rows[:2], -1)), memory if context.remember else None
+        return self.out(y.transpose(1, 2).reshape(*rows[:2], -1)), memory if context.remember else None
 
     def project(self, x: Tensor) -> Sequence[Tensor]:
-        """BTD -> queries, keys, values."""
+        """BTD -> BHTK: queries, keys, values."""
         # An adapter belongs to the fused map.
         if x.shape[1] < _LONG or any(True for _ in self.query_key_value.children()):
-            fused: Tensor = self.query_key_value(x)
-            parts: Sequence[Tensor] = fused.split(self.widths, dim=-1)
-            return parts
+            return split_heads(self.query_key_value(x), sum(self.counts)).split_with_sizes(self.counts, dim=1)
         # One by one, so that the backward pass never holds a fused gradient and its parts.
         weights, biases = self.query_key_value.weight.split(self.widths), self.query_key_value.bias
         added = 3 * (None,) if biases is None else biases.split(self.widths)
-        return [product(x, weight, bias) for weight, bias in zip(weights, added)]
+        parts = (product(x, weight, bias) for weight, bias in zip(weights, added))
+        return [split_heads(part, heads) for part, heads in zip(parts, self.counts)]
 
     def mask(
         self, queries: int, keys: Tensor, context: Context, fresh: bool, first: int
@@ -199,24 +198,31 @@ class CrossAttentionLayer(Sublayer):
         if memory is None:
             k, v = (split_heads(part, self.heads) for part in self.key_value(context.source.states).chunk(2, dim=-1))
             memory = Shared((self.score.keys(k), v))
-        slots, out = context.slots(x.shape[1], x.device), self.out.weight
-        y = attend_source(self.score, self.source_mask, x, slots, memory, context, query=self.query, out=out)
-        return self.out(y), memory if context.remember else None
+        out = self.out
+        y = attend_source(self.score, self.source_mask, x, memory, context, query=self.query, out=out.weight)
+        return out(y), memory if context.remember else None
 
 
 def attend_source(
-    score: ScoreFunction, source_mask: SourceMask, x: Tensor, slots: Tensor, keys: SourceKeys, context: Context, *,
-    query: nn.Module | None = None, out: Tensor | None = None,
+    score: ScoreFunction, source_mask: SourceMask, x: Tensor, keys: SourceKeys, context: Context, *,
+    slots: Tensor | None = None, query: nn.Module | None = None, out: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """RTD in slots (R)T -> RTV: attention over the source; a sentence's beams are more queries to the same keys."""
+    """RTD -> RTV: attention over the source; a sentence's beams are more queries to the same keys.
+
+    `slots` (R)T are those of the tokens; by default the context's.
+    """
     assert context.source is not None
-    (k, v), (rows, length) = keys.tree, x.shape[:2]
-    folded, slots = (part.reshape(k.shape[0], -1, *part.shape[2:]) for part in (x, slots.expand(rows, length)))
-    mask, factor = source_mask(folded, slots, context.source)
+    (k, v), (rows, length, width), source = keys.tree, x.shape, context.source
+    folded = x.reshape(k.shape[0], -1, width)
+    if source_mask.padding_only:
+        mask, factor, additive = source.visible, None, source.mask
+    else:
+        slots = context.slots(length, x.device) if slots is None else slots
+        mask, factor = source_mask(folded, slots.expand(rows, length).reshape(k.shape[0], -1), source)
+        additive = None
     q = score.queries(split_heads(folded if query is None else query(folded), k.shape[1]))
-    additive = context.source.mask if mask is not None and source_mask.padding_only else None
     y = attend(score, q, k, v, mask, context, factor=factor, rows=rows, out=out, additive=additive)
-    return merge_heads(y).reshape(rows, length, -1)
+    return y.transpose(1, 2).reshape(rows, length, -1)
 
 
 def attend(
@@ -236,7 +242,8 @@ def attend(
         weights = weights if factor is None else weights * factor
         y = weights @ v
     else:
-        numbers = kernel_mask(mask, bias, q) if additive is None or bias is not None else additive.to(q.dtype)
+        known = additive is not None and bias is None
+        numbers = additive.to(q.dtype) if additive is not None and known else kernel_mask(mask, bias, q)
         y = F.scaled_dot_product_attention(q, k, v, numbers, is_causal=causal, scale=score.scale)
     if context.recording:
         assert context.record is not None
@@ -372,7 +379,7 @@ def visible_keys(
     With a layout, the beams of a sentence are its queries, and each attends to its own tokens.
     """
     layout = context.layout
-    own = None if layout is None else layout.visible[:, None, :, layout.end - keys.shape[2] :]
+    own = None if layout is None else layout.own_keys(keys.shape[2])
     if own is not None and pattern.lower_triangular:
         return own
     slots = query_positions(context.slots(queries, keys.device), layout)

@@ -34,7 +34,7 @@ class SourceAttention(nn.Module):
     def forward(self, states: Tensor, slots: Tensor, keys: SourceKeys, context: Context) -> Tensor:
         """Decoder states RTD in slots (R)T -> RTV, the context vectors `c_i = sum_j alpha_ij h_j`."""
         # alpha_i = softmax_j(e_ij), where e_ij = score(query i, h_j)
-        return attend_source(self.score, self.source_mask, states, slots, keys, context)
+        return attend_source(self.score, self.source_mask, states, keys, context, slots=slots)
 
 
 @dataclass(frozen=True)

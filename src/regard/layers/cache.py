@@ -31,7 +31,11 @@ class Cache:
     @property
     def used(self) -> tuple[Tensor, ...]:
         """The entries in use."""
-        return tuple(tensor[:, : self.length] for tensor in self.tensors)
+        return self.used_from(0)
+
+    def used_from(self, first: int) -> tuple[Tensor, ...]:
+        """The entries in use from the one in slot `first` on."""
+        return tuple([tensor.narrow(1, first, self.length - first) for tensor in self.tensors])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Cache:
         """Apply a function to the entries in use."""
@@ -66,7 +70,7 @@ def write_memory(cache: Cache | None, *new: Tensor) -> Cache:
     if cache is None:
         return make_cache(*new)
     end = cache.length + new[0].shape[1]
-    written = (_append(old, part, cache.length, end) for old, part in zip(cache.tensors, new))
+    written = [_append(old, part, cache.length, end) for old, part in zip(cache.tensors, new)]
     return Cache(tuple(written), end)
 
 
@@ -78,7 +82,7 @@ def _append(buffer: Tensor, new: Tensor, start: int, end: int) -> Tensor:
         return torch.cat([buffer[:, :start], new, room], dim=1)
     if torch.is_grad_enabled():
         buffer = buffer.clone()
-    buffer[:, start:end] = new
+    buffer.narrow(1, start, end - start).copy_(new)
     return buffer
 
 
@@ -128,6 +132,14 @@ class Layout:
     def query_positions(self) -> Tensor:
         """-> A k: the positions of this call's tokens."""
         return self.positions[:, self.end - self.beams :]
+
+    def own_keys(self, length: int) -> Tensor:
+        """-> A 1 k S: `visible` for the keys in the last `length` slots."""
+        return self._visible if length == self.end else self._visible[..., self.end - length :]
+
+    @cached_property
+    def _visible(self) -> Tensor:
+        return self.visible[:, None]
 
     @cached_property
     def mask(self) -> Tensor:

@@ -52,6 +52,11 @@ class Source:
     embedded: Tensor | None = None  # BSD: the embedded source tokens, the encoder's input
 
     @cached_property
+    def visible(self) -> Tensor | None:
+        """-> B11S: True where there is a token; None: everywhere."""
+        return None if self.padding is None else self.padding[:, None, None]
+
+    @cached_property
     def mask(self) -> Tensor | None:
         """-> B11S: minus infinity for padding, which attention adds to its scores in all layers and steps."""
         if self.padding is None:

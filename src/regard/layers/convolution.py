@@ -147,9 +147,8 @@ class MultiStepAttentionLayer(Sublayer):
         inputs, keys = memory or (None, self.keys(context.source))
         h, inputs = self.convolution(x, context, inputs)
         d = SQRT_HALF * (self.query(h) + context.embedded)  # (1) d_i = W_d h_i + b_d + g_i
-        slots, out = context.slots(x.shape[1], x.device), self.out.weight
         # a_ij = softmax_j(d_i . z_j); (2) c_i = sum_j a_ij (z_j + e_j)
-        c = attend_source(self.score, self.source_mask, d, slots, keys, context, out=out)
+        c = attend_source(self.score, self.source_mask, d, keys, context, out=self.out.weight)
         h = SQRT_HALF * (h + self.out(c))  # h_i + c_i; the join adds the layer's input
         return h, (inputs, keys) if context.remember else None
 

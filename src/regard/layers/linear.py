@@ -54,38 +54,34 @@ class Linear(nn.Linear):
     _packed: tuple[tuple[PackWeight, int, int, int], PackedWeight] | None = None  # which weights, and these packed
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or self.training or not x.numel():
-            return product(x, self.weight, self.bias)
-        kind = self._kind(x)
+        weight, bias = self.weight, self.bias
+        kind = None if torch.is_grad_enabled() or self.training else self._kind(x, weight)
         if kind is None:
-            return product(x, self.weight, self.bias)
-        rows = x.reshape(-1, x.shape[-1])
+            return product(x, weight, bias)
         try:
-            found = self._pack(kind)(rows, self.bias)
+            return self._pack(kind, weight)(x, bias)
         except RuntimeError:  # no memory for a second copy, or for the code that oneDNN compiles
             if self.precision != "float32":
                 raise
-            return product(x, self.weight, self.bias)
-        return found.view(*x.shape[:-1], len(self.weight))
+            return product(x, weight, bias)
 
     def gains_from(self, precision: InferencePrecision) -> bool:
         """Whether the matrix is large enough for this precision."""
         return precision != "int8" or self.weight.numel() >= LEAST_INT8
 
-    def _kind(self, x: Tensor) -> PackWeight | None:
+    def _kind(self, x: Tensor, weight: Tensor) -> PackWeight | None:
         """The kind of packed weights that the product gains from; by shape and processor alone, never by a clock."""
-        weight, numbers = self.weight, x.numel()
-        if self.precision != "float32":
+        numbers = x.numel()
+        if self.precision != "float32" and numbers:
             # By the matrix alone, never by the number of rows, which are to have the same outputs in any batch.
             low: PackWeight = Int8Weight if self.precision == "int8" else BFloat16Weight
             return low if self.gains_from(self.precision) else None
-        if weight.is_inference() or weight.numel() > _MOST_PACKED or not _is_suitable(x, weight):
+        if numbers <= self.in_features or numbers * self.out_features < _SMALL_PACKED or weight.is_inference():
             return None
-        return OneDNNWeight if numbers > x.shape[-1] and numbers * len(weight) >= _SMALL_PACKED else None
+        return OneDNNWeight if _is_suitable(x, weight) and weight.numel() <= _MOST_PACKED else None
 
-    def _pack(self, kind: PackWeight) -> PackedWeight:
+    def _pack(self, kind: PackWeight, weight: Tensor) -> PackedWeight:
         """The packed weights, packed anew after any change."""
-        weight = self.weight
         which = kind, id(weight), weight.data_ptr(), 0 if weight.is_inference() else weight._version
         known = self._packed  # another thread may drop it
         if known is None or known[0] != which:
@@ -143,7 +139,7 @@ def _multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 def _is_suitable(x: Tensor, weight: Tensor) -> bool:
     """Whether oneDNN is faster here, and both are float32 on a CPU."""
-    plain = x.dtype == weight.dtype == torch.float32 and x.device.type == weight.device.type == "cpu"
+    plain = x.dtype == weight.dtype == torch.float32 and x.is_cpu and weight.is_cpu
     return ONEDNN and plain and not torch.is_autocast_enabled("cpu") and not torch._C._is_tracing()
 
 

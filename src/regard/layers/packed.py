@@ -27,8 +27,8 @@ _PACKED_ROWS = 64  # for which the order of packed weights is chosen; it serves 
 class PackedWeight(Protocol):
     """Weights NK, ready for products."""
 
-    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """RK, N -> RN: the product, plus the bias."""
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """...K, N -> ...N: the product, plus the bias."""
 
 
 PackWeight = Callable[[Tensor], PackedWeight]
@@ -40,9 +40,10 @@ class OneDNNWeight:
 
     def __init__(self, weight: Tensor) -> None:
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_ROWS)
+        self.product = torch.ops.mkldnn._linear_pointwise.default
 
-    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, bias, "none", [], "")
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        found: Tensor = self.product(x, self.packed, bias, "none", [], "")
         return found
 
 
@@ -52,8 +53,8 @@ class BFloat16Weight:
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight.bfloat16()
 
-    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        found = F.linear(rows.bfloat16(), self.weight).to(rows.dtype)
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        found = F.linear(x.bfloat16(), self.weight).to(x.dtype)
         return found if bias is None else found.add_(bias)
 
 
@@ -65,7 +66,8 @@ class Int8Weight:
         self.numbers = (weight / scales).round_().to(torch.int8).t()
         self.scales = scales[:, 0] / _LARGEST
 
-    def __call__(self, rows: Tensor, bias: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
         outputs = rows.new_empty(len(rows), len(self.scales))
         block = max(1, _BLOCK // len(self.scales))
         for part, found in zip(rows.split(block), outputs.split(block)):
@@ -73,7 +75,7 @@ class Int8Weight:
             numbers = (part * (_LARGEST / largest)).round_().to(torch.int8)
             found.copy_(torch._int_mm(numbers, self.numbers)).mul_(self.scales)
             _ = found.mul_(largest) if bias is None else torch.addcmul(bias, found, largest, out=found)
-        return outputs
+        return outputs.view(*x.shape[:-1], -1)
 
 
 def _largest(rows: Tensor) -> Tensor:

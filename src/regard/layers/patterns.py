@@ -72,16 +72,16 @@ class SourcePattern:
 class SourceMask(nn.Module):
     """Queries BTD in slots (B)T -> B1TS, True for visible keys of the source (None: all), and a factor on weights."""
 
-    padding_only = False  # whether the mask is that of the source's padding
+    padding_only = False  # whether the mask is that of the source's padding, whatever the queries
 
     def forward(self, queries: Tensor, slots: Tensor, source: Source) -> tuple[Tensor | None, Tensor | None]:
-        return None if source.padding is None else source.padding[:, None, None, :], None
+        return source.visible, None
 
     def window(self, centres: Tensor, length: int, source: Source) -> tuple[Tensor, Tensor]:
         """BT window centres -> B1TS: the keys within `length` of them, and the distance of each key."""
         distance = (torch.arange(source.states.shape[1], device=centres.device) - centres[..., None])[:, None]
         visible = distance.abs() <= length
-        return visible if source.padding is None else visible & source.padding[:, None, None, :], distance
+        return visible if source.visible is None else visible & source.visible, distance
 
     def last_slot(self, source: Source) -> Tensor:
         """-> B1: the slot of each source's last token."""
