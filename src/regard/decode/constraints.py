@@ -116,7 +116,8 @@ class ConstraintCompiler:
                 what = "match" if key[0] == "regex" else "avoid" if key[0] == "must_not" else "contain"
                 return f"no tokens of this model can {what} {key[1]!r} here"
             if distance > request.max_tokens:
-                return f"{unmet}, which takes {distance:,} tokens, and it has {request.max_tokens:,} (max_tokens)"
+                tokens = "1 token" if distance == 1 else f"{distance:,} tokens"
+                return f"{unmet}, which takes {tokens}, and it has {request.max_tokens:,} (max_tokens)"
         wanted = request.constraints.must if request.constraints else ()
         for term in request.constraints.must_not if request.constraints else ():
             for other in wanted:

@@ -79,6 +79,8 @@ def _bounded(character: str) -> bool:
 
 def contains(text: str, term: str, *, prefix: bool = False) -> bool:
     """Whether a text contains a term as whole words, or with `prefix` as the beginning of a word."""
+    if term not in text:
+        return False
     before = r"(?<!\w)" if _bounded(term[0]) else ""
     after = r"(?!\w)" if _bounded(term[-1]) and not prefix else ""
     return re.search(before + re.escape(term) + after, text) is not None
