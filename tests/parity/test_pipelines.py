@@ -137,6 +137,8 @@ def test_each_of_several_labels_has_a_probability_of_its_own(tmp_path: Path):
     [
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
     ],
 )

@@ -108,7 +108,7 @@ DECODERS: dict[str, Make] = {
         mlp_bias=True,
         rms_norm_eps=1e-3,
         hidden_act="gelu",
-        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
         num_key_value_heads=1,
     ),
     "mistral": llama("Mistral", sliding_window=4),

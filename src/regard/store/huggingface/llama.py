@@ -23,6 +23,8 @@ from regard.store.huggingface.weights import Row, row, split_rows, weight_and_bi
 _OURS, _THEIRS = "decoder.layers.{}.", "layers.{}."
 _ATTENTION, _FEEDFORWARD = f"{_THEIRS}self_attn.", f"{_THEIRS}mlp."
 
+_ROTARY_SETTINGS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+
 ROWS = (
     row("embed_tokens.weight|lm_head.weight", "embed.table.weight"),
     row(f"{_THEIRS}input_layernorm.weight", f"{_OURS}self.norm.weight"),
@@ -77,9 +79,11 @@ def _rotary(config: ConfigReader) -> Rotary:
         found = config.values.get(name)
         config.ignore(name)
         kind = (found.get("rope_type") or found.get("type") or "default") if isinstance(found, dict) else "default"
-        known = found is None or (isinstance(found, dict) and found.keys() <= {"rope_type", "type", "rope_theta"})
-        if kind != "default" or not known:
+        known = found is None or (isinstance(found, dict) and found.keys() <= _ROTARY_SETTINGS)
+        partly = isinstance(found, dict) and found.get("partial_rotary_factor") not in (None, 1)
+        if partly or kind != "default" or not known:
             config.refuse(name, found)
+    config.assume("partial_rotary_factor", 1)
     newer = config.values.get("rope_parameters")
     newer = newer.get("rope_theta") if isinstance(newer, dict) else None
     given = ConfigReader({"rope_theta": config.values.get("rope_theta") if newer is None else newer}, config.where)
