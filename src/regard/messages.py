@@ -64,7 +64,8 @@ NOT_GZIP = Fault("A file named .gz cannot be decompressed",
     "Copy it again, or name it without .gz if it is plain text.", DamagedFile)
 NUL = Fault("A line holds a NUL byte",
     "{path} line {line:,}: NUL byte. Lines affected: {count:,}.",
-    "Remove it: tr -d '\\000' < {quoted} > clean.txt. Or strip it in training: text.control = \"strip\".")
+    "Remove it: tr -d '\\000' < {quoted} > clean.txt. Or strip it in training: text.control = \"strip\". "
+    "If every line has one, the file is UTF-16: iconv -f UTF-16LE -t UTF-8 < {quoted} > utf8.txt.")
 GIANT_LINE = Fault("A line is very long",
     "{path} line {line:,} is longer than {limit:,} bytes.",
     "Is it a file without line breaks? Split it into lines.")

@@ -131,7 +131,7 @@ def request(
     minutes = claim.minutes if minutes is None else minutes
     if not claim.fewest <= minutes < math.inf:
         raise InputError(
-            f"{claim.name} needs {claim.fewest:g} minutes or more, got {minutes:g} (--minutes). "
+            f"{claim.name} takes --minutes {claim.fewest:g} or more, got {minutes:g}. "
             f"Use --minutes {claim.fewest:g}."
         )
     seeds = claim.seeds if seeds is None else seeds
