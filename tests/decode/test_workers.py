@@ -216,4 +216,4 @@ def test_a_worker_reuses_the_memory_of_its_last_tensors():
         kind: int(subprocess.run([sys.executable, "-c", _REUSES_MEMORY, kind], check=True, capture_output=True).stdout)
         for kind in ("plain", "worker")
     }
-    assert pages["worker"] < 100 < pages["plain"]
+    assert 4 * pages["worker"] < pages["plain"]
