@@ -217,55 +217,6 @@ def test_a_cancelled_request_leaves_before_the_next_step():
     assert (search.steps, search.busy) == (before, False)
 
 
-@pytest.mark.parametrize(("name", "kind"), QUICK)
-def test_paused_requests_go_on_where_they_stood(name: str, kind: str):
-    network, draw = often_ending(name), random.Random(3)
-    requests = some_requests(network, 7, seed=3)
-    search = ContinuousSearch(network, LETTERS)
-    tickets = [search.add(request, KINDS[kind]) for request in requests]
-    parked = 0
-    for step in range(60):
-        for ticket in tickets:
-            change = draw.random()
-            if change < 0.4:
-                (search.pause if change < 0.2 else search.resume)(ticket)
-        search.step()
-        parked = max(parked, len(search.parked))
-        if step == 5:
-            search.cancel(tickets[0])
-    for ticket in tickets:
-        search.resume(ticket)
-    while search.busy:
-        search.step()
-    assert parked > 0
-    assert search.parked == []
-    for ticket, request in zip(tickets[1:], requests[1:]):
-        assert_equal(ticket.result, alone(network, request, KINDS[kind]))
-
-
-def test_a_paused_request_takes_no_steps_and_no_more_rows_are_parked_than_there_is_room_for():
-    network, options = often_ending("gpt2"), Options(min_tokens=20)
-    search = ContinuousSearch(network, LETTERS, batch_tokens=14)
-    one, other, third = (search.add(Request((BEGIN, first), None, 20), options) for first in (5, 6, 7))
-    search.step()
-    search.pause(one)
-    for _ in range(3):
-        search.step()
-    search.pause(other)
-    search.pause(third)
-    while search.busy:
-        search.step()
-    assert [ticket.ended for ticket in (one, other, third)] == [False, False, True]
-    assert [one.search.active.tolist() for one in search.parked] == [[0], [1]]
-    steps = search.steps
-    assert (search.step(), search.steps) == ([], steps)
-    search.pausing = False
-    while search.busy:
-        search.step()
-    for ticket in (one, other, third):
-        assert_equal(ticket.result, alone(network, ticket.request, options))
-
-
 @pytest.mark.parametrize("options", [Options(), Options(temperature=1.0, n_best=3)], ids=["greedy", "samples"])
 def test_a_stream_gets_every_token_once_with_its_log_probability(options: Options):
     network = often_ending("gpt2")

@@ -432,40 +432,6 @@ def test_a_stream_that_nobody_reads_is_cancelled_and_takes_little_memory(tiny: M
         assert max(unsent) < 500_000
 
 
-def test_a_stream_waits_for_a_reader_that_pauses(tiny: Models):
-    asked = {"model": "endless", "prompt": "a", "max_tokens": 4_000, "temperature": 0, "logprobs": 3, "stream": True}
-    body = json.dumps(asked).encode()
-    with live({"endless": tiny["endless"]}, Settings(port=0, grace_seconds=5.0)) as server:
-        worker = server.app.state.models["endless"].workers
-        with socket.socket() as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.settimeout(60)
-            connection.connect(("127.0.0.1", server.port))
-            eventually(lambda: connections(server) == 1, "the connection was not accepted")
-            (held,) = server.server.server_state.connections
-            held.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n" % len(body)
-            connection.sendall(head + b"Connection: close\r\n\r\n" + body)
-            parked = lambda: sum(len(one._search.parked) for one in worker.workers)  # noqa: E731
-            eventually(lambda: parked() == 1, "nobody reads, and the model goes on")
-            before = worker.steps
-            server.json("/v1/completions", {**asked, "max_tokens": 5, "stream": False})
-            assert (parked(), worker.steps) == (1, before + 5)
-            for one, size in (
-                (held.transport.get_extra_info("socket"), socket.SO_SNDBUF),
-                (connection, socket.SO_RCVBUF),
-            ):
-                one.setsockopt(socket.SOL_SOCKET, size, 1 << 20)
-            found = b"".join(iter(lambda: connection.recv(65_536), b""))
-        assert b"data: [DONE]" in found
-        assert parked() == worker.running == 0
-        del asked["logprobs"]
-        whole = server.json("/v1/completions", {**asked, "stream": False})
-        events = [line.removeprefix("data: ") for line in found.decode().splitlines() if line.startswith("data: {")]
-        texts = [choice["text"] for event in events for choice in json.loads(event)["choices"]]
-        assert "".join(texts) == whole["choices"][0]["text"]
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_dropped_connection_takes_its_job_along(server: Live, stream: bool):
     worker = server.app.state.models["endless"].workers

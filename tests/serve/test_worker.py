@@ -99,37 +99,6 @@ def test_a_cancelled_job_runs_at_most_two_further_steps(worker: Worker):
         job.future.result(0)
 
 
-def test_a_paused_job_takes_no_steps_until_it_goes_on_or_is_given_up(model: LoadedModel, worker: Worker):
-    request, options = Request((BEGIN, 9), None, 200), Options(min_tokens=200)
-    for given_up in (False, True):
-        seen = threading.Event()
-        job = worker.generate([request], options, on_token=lambda *_, seen=seen: seen.set())
-        assert seen.wait(20)
-        job.pause()
-        until(lambda: worker._search.parked)
-        before = worker.steps
-        assert worker.run(lambda _, items: items, [1]).future.result(20) == [1]
-        assert (worker.steps, worker.running, worker.waiting) == (before, 1, 0)
-        if given_up:
-            job.cancel()
-        else:
-            job.resume()
-            expected = generate_texts(model.network, LETTERS, [request], options)[0]
-            assert job.future.result(20)[0][0].tokens == expected[0].tokens
-        until(lambda: worker.running == 0)
-        assert not worker._search.parked
-
-
-def test_what_is_paused_runs_on_when_the_worker_stops(worker: Worker):
-    seen = threading.Event()
-    job = worker.generate([Request((BEGIN, 9), None, 200)], Options(min_tokens=200), on_token=lambda *_: seen.set())
-    assert seen.wait(20)
-    job.pause()
-    until(lambda: worker._search.parked)
-    assert worker.stop(20)
-    assert len(job.future.result(0)[0][0].tokens) == 200
-
-
 def test_a_cancelled_neighbour_leaves_the_others_as_they_are(model: LoadedModel, worker: Worker):
     request = Request((BEGIN, 9), None, 60)
     seen, gate = threading.Event(), Gate(worker)

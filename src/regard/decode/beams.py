@@ -6,8 +6,6 @@ that no beam needs any more are dropped now and then, since that copies the othe
 
 from __future__ import annotations
 
-from copy import copy
-
 import torch
 from torch import Tensor
 
@@ -101,22 +99,6 @@ class BeamMemory:
         self.tree = map_rows(
             lambda tensor: tensor, self.tree, lambda tensor: tensor, lambda cache: cache.compacted(slots, end, room)
         )
-
-    def copied(self, sentences: Tensor) -> BeamMemory:
-        """The memory of these sentences, copied; this one stays as it is."""
-        other = copy(self)
-
-        def by_row(tensor: Tensor) -> Tensor:
-            rows: Tensor = tensor.unflatten(0, (-1, self.beams))[sentences].flatten(0, 1)
-            return rows
-
-        other.tree = map_rows(
-            by_row, self.tree, lambda tensor: tensor.index_select(0, sentences),
-            lambda cache: cache.map(lambda tensor: tensor.index_select(0, sentences)),
-        )  # fmt: skip
-        other.layout = None if self.layout is None else self.layout.select(sentences)
-        other._owned = True
-        return other
 
     def join(self, other: BeamMemory) -> None:
         """Add the sentences of another search."""

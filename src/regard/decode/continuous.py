@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 
 import torch
@@ -67,7 +66,6 @@ class Ticket:
     started: bool = False  # its prompt was read
     cancelled: bool = False
     patience: int = _PATIENCE  # steps that it can still wait for others
-    paused: bool = False  # its rows wait outside of the running searches, if there is room
     alone: bool = False  # retried in a search of its own, because one with others failed
     rows: list[_Row] = field(default_factory=list)
 
@@ -119,21 +117,17 @@ class _Running:
         source = self.search.context.source
         self.width = max(self.width, self.search.longest_row() + (0 if source is None else source.states.shape[1]))
 
-    def tokens(self, ticket: Ticket | None = None) -> int:
-        """The tokens of its rows, or of those of one request, without padding."""
-        generated = dict(zip(self.search.active.tolist(), self.search.generated_lengths()))
-        rows = self.rows.items()
-        return sum(
-            row.request.length + generated.get(number, 0) for number, row in rows if ticket in (None, row.ticket)
-        )
+    def tokens(self) -> int:
+        """The tokens of its rows, without padding."""
+        read = sum(row.request.length for row in self.rows.values())
+        return read + sum(self.search.generated_lengths())
 
 
 class ContinuousSearch:
     """Requests join running searches at the next step, and leave when they are finished or cancelled.
 
     The results are those of `generate_texts` for each request alone. `batch_tokens` bounds a search, beams and padding
-    included, and also the tokens of the rows that are paused; beyond that, what is paused runs on. One thread uses it;
-    only `cancel`, `pause` and `resume` may be called from another.
+    included. One thread uses it; only `cancel` may be called from another.
     """
 
     def __init__(self, network: Network, tokenizer: Tokenizer, *, batch_tokens: int = BATCH_TOKENS) -> None:
@@ -141,15 +135,13 @@ class ContinuousSearch:
         self.equal_lengths = not network.description.incremental  # where padding changes the output
         self.waiting: deque[Ticket] = deque()
         self.running: list[_Running] = []
-        self.parked: list[_Running] = []  # one per request that is paused
-        self.pausing = True  # whether paused requests wait; a server that stops lets them run on
         self.steps = 0  # of all searches
         self._numbers = count()
 
     @property
     def busy(self) -> bool:
-        """Whether a request waits, runs or may go on."""
-        return bool(self.waiting or self.running or any(not self._is_paused(one) for one in self.parked))
+        """Whether a request waits or runs."""
+        return bool(self.waiting or self.running)
 
     def add(
         self, request: Request, options: Options, *, on_token: OnToken | None = None, top_logprobs: int | None = None
@@ -170,20 +162,11 @@ class ContinuousSearch:
         """Take a request out before the next step; it will not be returned."""
         ticket.cancelled = True
 
-    def pause(self, ticket: Ticket) -> None:
-        """Generate no more tokens for a request until it is resumed."""
-        ticket.paused = True
-
-    def resume(self, ticket: Ticket) -> None:
-        """Go on with a request at the next step."""
-        ticket.paused = False
-
     @torch.inference_mode()
     def step(self) -> list[Ticket]:
         """Read the prompts of some waiting requests, and advance one running search by one token; -> what ended."""
         self._remove_cancelled()
-        ended = [*self._park(), *self._unpark()]
-        ended += self._admit()
+        ended = self._admit()
         if self.running:
             running = self.running.pop(0)
             ended += self._guarded(running.rows.values(), lambda: self._advance(running))
@@ -200,50 +183,6 @@ class ContinuousSearch:
                 self.running.remove(running)
             elif gone:
                 running.search.remove(gone)
-
-    def _park(self) -> list[Ticket]:
-        """Take the rows of paused requests out of the running searches, as they stand, while there is room."""
-        ended = []
-        for running in list(self.running) if self.pausing else ():
-            for ticket in dict.fromkeys(row.ticket for row in running.rows.values() if row.ticket.paused):
-                if running.tokens(ticket) + sum(one.tokens() for one in self.parked) > self.batch_tokens:
-                    break
-                ended += self._guarded(running.rows.values(), partial(self._park_one, running, ticket))
-        return ended
-
-    def _park_one(self, running: _Running, ticket: Ticket) -> list[Ticket]:
-        rows = {number: row for number, row in running.rows.items() if row.ticket is ticket}
-        if len(rows) == len(running.rows):
-            self.running.remove(running)
-            self.parked.append(running)
-        else:
-            self.parked.append(_Running(running.search.split([*rows]), running.key, rows, running.width))
-            for number in rows:
-                del running.rows[number]
-        return []
-
-    def _unpark(self) -> list[Ticket]:
-        """Put the rows of resumed requests back into a running search, and drop cancelled ones."""
-        ended = []
-        for parked in [one for one in self.parked if not self._is_paused(one)]:
-            self.parked.remove(parked)
-            ticket = next(iter(parked.rows.values())).ticket
-            if ticket.ended:
-                continue
-            hosts = [one for one in self.running if one.key == parked.key] if self._may_join(ticket) else []
-            host = next((one for one in hosts if self._fits([ticket], one)), None)
-            if host is None:
-                self.running.append(parked)
-            else:
-                rows = [*host.rows.values(), *parked.rows.values()]
-                ended += self._guarded(rows, partial(self._join, host, parked))
-        return ended
-
-    def _is_paused(self, parked: _Running) -> bool:
-        return self.pausing and all(row.ticket.paused and not row.ticket.ended for row in parked.rows.values())
-
-    def _may_join(self, ticket: Ticket) -> bool:
-        return not (self.equal_lengths or ticket.alone)
 
     def _admit(self) -> list[Ticket]:
         """Start the first waiting requests for which there is room: prefill, then join a running search."""
@@ -275,7 +214,7 @@ class ContinuousSearch:
             if key in seen and not ticket.alone:
                 continue
             seen.add(key)
-            hosts = [one for one in self.running if one.key == key] if self._may_join(ticket) else []
+            hosts = [one for one in self.running if one.key == key] if not (self.equal_lengths or ticket.alone) else []
             host = next((one for one in hosts if self._fits([ticket], one)), None)
             if host is None and len(self.running) >= _MAX_SEARCHES:
                 continue
@@ -391,8 +330,7 @@ class ContinuousSearch:
             ended = [ticket for ticket in tickets if ticket.alone and not ticket.ended]
             for ticket in ended:
                 ticket.error = error
-            for searches in (self.running, self.parked):
-                searches[:] = [one for one in searches if not any(row.ticket in tickets for row in one.rows.values())]
+            self.running = [one for one in self.running if not any(row.ticket in tickets for row in one.rows.values())]
             for ticket in reversed([one for one in tickets if not one.ended]):
                 ticket.alone = True
                 for row in ticket.rows:

@@ -7,7 +7,6 @@ A search advances step by step, and the sentences of another search can join it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -326,20 +325,6 @@ class Search:
         self.memory.keep(stay, None)
         self.keep(stay)
         self.set_inputs()
-
-    def split(self, numbers: Sequence[int]) -> Search:
-        """Take these sentences out, after any step, into a search of their own, which goes on where they stood."""
-        assert self.constraint is None
-        known, wanted = self.active.tolist(), set(numbers)
-        chosen = self.tensor([index for index, number in enumerate(known) if number in wanted])
-        other = copy(self)
-        other.results, other.memory = {}, self.memory.copied(chosen)
-        other.random_numbers, other.propose = copy(self.random_numbers), other._proposer()
-        other.coverage = None if self.coverage is None else self.coverage[chosen]
-        other.keep(chosen)
-        other.set_inputs()
-        self.remove(numbers)
-        return other
 
     def can_join(self, other: Search) -> bool:
         """Whether `join` gives the results of both searches: equal options, and output that no padding changes."""

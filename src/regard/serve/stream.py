@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -28,7 +27,6 @@ Found = list[list[GeneratedText]]
 T = TypeVar("T")
 
 _PAUSE = 0.004  # seconds between two events of a stream, for each stream that is open
-_PATIENCE = 0.5  # seconds that a reader may take for an event before its text waits
 
 
 class Streams:
@@ -52,7 +50,7 @@ class Streams:
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events; its job waits for a reader that does not read, and ends with the stream."""
+    """A stream of server-sent events; its job ends with it, however it ends."""
 
     def __init__(self, events: AsyncIterator[str], job: Job[Found] | None, streams: Streams) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -62,23 +60,11 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.streams.open += 1
         try:
-            await super().__call__(scope, receive, functools.partial(self._send, send))
+            await super().__call__(scope, receive, send)
         finally:
             self.streams.open -= 1
             if self.job is not None:
                 self.job.cancel()
-
-    async def _send(self, send: Callable[[Any], Awaitable[None]], message: Any) -> None:
-        """Send an event; while the reader does not take it, no more tokens are generated."""
-        if self.job is None or self.job.future.done():
-            return await send(message)
-        timer = asyncio.get_running_loop().call_later(_PATIENCE, self.job.pause)
-        try:
-            await send(message)
-        finally:
-            if timer.when() <= asyncio.get_running_loop().time():
-                self.job.resume()
-            timer.cancel()
 
 
 class Progress:

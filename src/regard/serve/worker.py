@@ -40,14 +40,7 @@ class Job(Generic[T]):
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.future: Future[T] = Future()
-        self.wake = wake
         self.future.add_done_callback(lambda future: wake() if future.cancelled() else None)
-
-    def pause(self) -> None:
-        """Do no more until `resume`, from any thread, if this work can wait as it stands; else it goes on."""
-
-    def resume(self) -> None:
-        """Go on with what was paused."""
 
     def cancel(self) -> None:
         """Give the job up, from any thread: its rows leave before the next step, queued work never starts."""
@@ -78,17 +71,6 @@ class _Generation(Job[list[list[GeneratedText]]]):
     def started(self) -> bool:
         """Whether a prompt was read."""
         return any(ticket.started for ticket in self.tickets)
-
-    def pause(self) -> None:
-        self._set_paused(True)
-
-    def resume(self) -> None:
-        self._set_paused(False)
-
-    def _set_paused(self, paused: bool) -> None:
-        for ticket in self.tickets:
-            ticket.paused = paused
-        self.wake()
 
     def add_to(self, search: ContinuousSearch) -> None:
         """Queue the requests in a search."""
@@ -204,7 +186,6 @@ class Worker:
         """Take no new jobs; the thread ends after the accepted ones."""
         with self._changed:
             self._stopping = True
-            self._search.pausing = False
             self._changed.notify_all()
 
     def stop(self, grace: float) -> bool:
@@ -245,15 +226,9 @@ class Worker:
     def _wait(self) -> bool:
         """Wait for something to do; -> whether to go on."""
         with self._changed:
-            while not (left := self._has_work()) and not self._stopping:
+            while not (left := self._queued or self._work or self._search.busy) and not self._stopping:
                 self._changed.wait()
-            return left and not self._abandoned
-
-    def _has_work(self) -> bool:
-        """Whether a request waits, runs, or was given up while it was paused."""
-        if self._queued or self._work or self._search.busy:
-            return True
-        return any(job.future.done() for job in self._generations)
+            return bool(left) and not self._abandoned
 
     def _use_threads(self) -> None:
         """Compute with as many threads as may be used now; the number is this thread's own."""
@@ -285,7 +260,7 @@ class Worker:
             self._search = ContinuousSearch(
                 self.model.network, self.model.target_tokenizer, batch_tokens=self.batch_tokens
             )
-            self._search.pausing, before = not self._stopping, 0
+            before = 0
         self.steps += self._search.steps - before
         with self._changed:
             self._settle()
