@@ -47,6 +47,16 @@ def test_products_and_gradients_are_those_of_pytorch(shape: tuple[int, ...], bia
 
 
 @pytest.mark.usefixtures("library")
+@pytest.mark.parametrize("outputs", [8, 24, 40])
+def test_the_gradient_of_a_weight_is_laid_out_for_the_narrower_factor(outputs: int):
+    x, weight, outer = drawn(6, 24), drawn(outputs, 24).requires_grad_(), drawn(6, outputs)
+    product(x, weight).backward(outer)
+    assert weight.grad is not None
+    assert weight.grad.stride() == weight.stride()  # as the optimizer and clipping read it
+    torch.testing.assert_close(weight.grad, outer.t() @ x, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("library")
 def test_products_of_transposed_and_sliced_matrices():
     x, weight = drawn(24, 30).t(), drawn(24, 40).t()
     assert torch.allclose(multiply(x, weight), x @ weight.t(), atol=1e-5)

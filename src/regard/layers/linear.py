@@ -143,6 +143,13 @@ def _is_suitable(x: Tensor, weight: Tensor) -> bool:
     return ONEDNN and plain and not torch.is_autocast_enabled("cpu") and not torch._C._is_tracing()
 
 
+def _gradient_of_weight(gradient: Tensor, x: Tensor) -> Tensor:
+    """RN, RK -> NK. oneDNN copies the transposed first factor, so that is the narrower one."""
+    if gradient.shape[1] <= x.shape[1]:
+        return multiply(gradient.t(), x.t())
+    return multiply(x.t(), gradient.t()).t()
+
+
 class _Product(torch.autograd.Function):
     """The product with gradients, each of which is a product as well."""
 
@@ -158,7 +165,7 @@ class _Product(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad
         rows = gradient.reshape(-1, gradient.shape[-1])
         of_x = _multiply_rows(gradient, weight.t()) if needs_x else None
-        of_weight = multiply(rows.t(), x.reshape(-1, x.shape[-1]).t()) if needs_weight else None
+        of_weight = _gradient_of_weight(rows, x.reshape(-1, x.shape[-1])) if needs_weight else None
         return of_x, of_weight, rows.sum(0) if needs_bias else None
 
 
@@ -216,5 +223,5 @@ class _Gathered(torch.autograd.Function):
             return gradient, None
         inputs, gradients = (torch.cat(parts) for parts in zip(*ctx.steps))
         ctx.steps.clear()
-        found = multiply(gradients.t(), inputs.t())
+        found = _gradient_of_weight(gradients, inputs)
         return found if gradient is None else found + gradient, None
