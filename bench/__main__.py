@@ -75,6 +75,25 @@ def train_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     return f"Training, {text.name}", table(result, "tokens/s"), facts
 
 
+def training_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Training beside all peers: title, table, facts."""
+    from bench import training
+    from bench.peers import versions
+
+    case, threads = training.CASES[chosen.case], chosen.threads or os.cpu_count() or 1
+    found = training.measure(case, chosen.data, chosen.only, threads=threads, rounds=chosen.rounds, steps=chosen.steps,
+                             seed=chosen.seed)  # fmt: skip
+    return f"{case.title}, all peers", found.table, {**found.facts, "environments": versions()}
+
+
+def peers_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """The environments of the peers: title, table, facts."""
+    from bench.peers import PEERS, install
+
+    lines = [f"| {name} | {install(name)} |" for name in chosen.only or PEERS]
+    return "Environments of the peers", "\n".join(["| peer | |", "|---|---|", *lines]), {}
+
+
 def recurrent_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     """Training with recurrence: title, tables, facts."""
     from bench import recurrent
@@ -301,6 +320,20 @@ def arguments() -> argparse.ArgumentParser:
     )
     train.set_defaults(run=train_row, peers=("transformers",))
     train.add_argument("--steps", type=int, default=10, help="of each block")
+    training = rows.add_parser("training", help="tokens/s against all peers, each in an environment of its own")
+    training.set_defaults(run=training_row, peers=())
+    training.add_argument("case", choices=("encoder-decoder", "gpt", "gpt2"))
+    training.add_argument(
+        "--data", type=Path, help="folder with train.{de,en} and test_2016_flickr.{de,en}; else dates"
+    )
+    for name, default in {"steps": 5, "rounds": 5, "seed": 1}.items():
+        training.add_argument(f"--{name}", type=int, default=default)
+    peers = rows.add_parser("peers", help="install each peer into an environment of its own")
+    peers.set_defaults(run=peers_row, peers=(), seed=0)
+    for row in (training, peers):
+        row.add_argument("--only", action="append", default=[], help="only this peer; can be repeated")
+        row.add_argument("--threads", type=int)
+        row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
     recurrent = rows.add_parser(
         "recurrent", parents=[sizes(depth=2)], help="tokens/s against Joey NMT, with recurrence and attention"
     )

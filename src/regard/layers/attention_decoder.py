@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from regard.layers.contract import Context, Facts, Shared, Source, Sublayer, req
 from regard.layers.dropout import Dropout
 from regard.layers.linear import linear
 from regard.layers.patterns import Full, Pattern, source_pattern
-from regard.layers.recurrent import LSTM, Advance, Cell, InitialState, Projected, State, States, initial_bias
+from regard.layers.recurrent import LSTM, Advance, Cell, InitialState, Projected, State, States, Step, initial_bias
 from regard.layers.scores import Additive, Score
 
 
@@ -142,7 +142,7 @@ class AttentionDecoderLayer(Sublayer):
         memory = memory or self.initial_memory(x, context.source)
         slots = context.slots(x.shape[1], x.device)
         padding = context.padding if context.remember else None
-        outputs, cells = [], [cell.begin() for cell in self.cells]
+        outputs, cells = [], [cast(Step, cell).begin() for cell in self.cells]
         for t, projected in enumerate(self.token_projection(x).unbind(1)):
             output, new = self.step(cells, projected, memory, slots[..., t : t + 1], context)
             memory = new if padding is None else new.where(padding[:, t], memory)
