@@ -363,3 +363,41 @@ def test_a_rollout_needs_every_layer_of_its_stack():
     few = model.look(TEXT, layers="decoder.1.self")
     with pytest.raises(InputError, match=r"decoder\.0\.self too"):
         few.rollout("decoder")
+
+
+def test_sizes_are_known_without_computing_attention(monkeypatch: pytest.MonkeyPatch):
+    network = zoo.gpt2(16, 2, 2).build(30).eval()
+    collector = Collector(network, {"ids": torch.randint(30, (1, 9))})
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda *_, **__: pytest.fail("computed"))
+    assert {(shape.heads, shape.queries, shape.keys) for shape in collector.shapes.values()} == {(2, 9, 9)}
+
+
+def test_heads_that_are_computed_side_by_side_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_BLOCK", 500)
+    monkeypatch.setattr(module, "_BUDGET", 1000)
+    torch.manual_seed(0)
+    network, ids, found = zoo.gpt2(16, 2, 4).build(30).eval(), torch.randint(30, (1, 90)), []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(Collector(network, {"ids": ids}).layers)
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*(layers.values() for layers in found)):
+        assert one.weights is None
+        for mine, theirs in ((one.tiles, other.tiles), *zip(one.top, other.top)):
+            assert torch.allclose(mine.float(), theirs.float())
+        assert torch.allclose(one.entropy, other.entropy)
+
+
+def test_early_queries_of_causal_attention_share_larger_blocks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_BLOCK", 200)
+    network = zoo.gpt2(16, 1, 2).build(30).eval()
+    collector = Collector(network, {"ids": torch.randint(30, (1, 100))})
+    (name,) = collector.shapes
+    firsts = [first for first, _ in collector.blocks(name, 0, 0, 100)]
+    sizes = [stop - first for first, stop in zip(firsts, [*firsts[1:], 100])]
+    assert sizes[0] == 14
+    assert sizes[:-1] == sorted(sizes[:-1], reverse=True)
+    assert min(sizes[:-1]) >= 1

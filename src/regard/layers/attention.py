@@ -23,7 +23,7 @@ from regard.layers.contract import (
     require_counts,
     write_memory,
 )
-from regard.layers.linear import linear, product
+from regard.layers.linear import linear, multiply, product
 from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
 from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
 from regard.layers.positions import AttentionPosition, Position, require_attached
@@ -34,6 +34,7 @@ from regard.schema import kind_of
 SourceKeys = Shared[tuple[Tensor, Tensor]]
 """The source's projected keys BHSK and its values BHSV. All beams of a sentence share them."""
 
+_FEW = 1 << 10  # keys: causal weights are computed for a multiple of these
 _LONG = 1 << 16  # tokens, from which queries, keys and values are projected one by one
 
 
@@ -237,7 +238,9 @@ def attend(
     `rows` the number of rows when beams are folded into queries, `additive` the mask as numbers, where it is known.
     """
     weights: Tensor | None = None
-    if score.scale is None or factor is not None:
+    if context.recording and context.record is not None and not context.record.needs_outputs:
+        y = v.new_zeros(()).expand(*q.shape[:-1], v.shape[-1])
+    elif score.scale is None or factor is not None:
         weights = attention_weights(score, q, k, mask, bias)
         weights = weights if factor is None else weights * factor
         y = weights @ v
@@ -272,20 +275,27 @@ class ScoredWeights(AttentionWeights):
     def queries(self) -> int:
         return self.query.shape[2] // self.beams
 
+    @property
+    def only_earlier_keys(self) -> bool:
+        return self.causal and self.known is None and not self.first
+
     def head(self, number: int) -> Rows:
         heads = slice(number, number + 1)
-        rows = self.compute_causal if self.causal and self.known is None and not self.first else self.compute
+        rows = self.compute_causal if self.only_earlier_keys else self.compute
         return lambda queries: rows(queries, heads)[:, 0]
 
     def weights(self, queries: slice) -> Tensor:
         return self.compute(queries, slice(None))
 
     def compute_causal(self, queries: slice, heads: slice) -> Tensor:
-        """-> Bhts: the weights of a slice of queries, for the keys up to the last query only."""
+        """-> Bhts: the weights of a slice of queries, for the keys up to the last query, and a few later ones."""
         assert self.score.scale is not None
         first, stop, _ = queries.indices(self.queries)
-        scores = (self.query[:, heads, first:stop] * self.score.scale) @ self.key[:, heads, :stop].mT
-        later = torch.ones(stop - first, stop - first, dtype=torch.bool, device=scores.device).triu_(1)
+        # Few different sizes, for each of which oneDNN compiles code, where the additional keys are few too.
+        last = min(stop + -stop % _FEW, self.keys) if stop > 4 * _FEW else stop
+        q, k = self.query[:, heads, first:stop] * self.score.scale, self.key[:, heads, :last]
+        scores = multiply(q[0, 0], k[0, 0])[None, None] if q.shape[:2] == (1, 1) else q @ k.mT
+        later = torch.ones(stop - first, last - first, dtype=torch.bool, device=scores.device).triu_(1)
         scores[..., first:].masked_fill_(later, -torch.inf)
         return scores.softmax(-1)
 

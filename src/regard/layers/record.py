@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,11 @@ class AttentionWeights:
         """The number of queries in each row."""
         raise NotImplementedError
 
+    @property
+    def only_earlier_keys(self) -> bool:
+        """Whether `head` leaves out the keys after the last query, so that early queries take less time."""
+        return False
+
     def head(self, number: int) -> Rows:
         """The weights of one head, as a function of a slice of queries."""
         raise NotImplementedError
@@ -80,6 +85,7 @@ class Record:
     Each call appends its rows, so decoding step by step records the same matrix as one full pass.
     """
 
+    needs_outputs: ClassVar[bool] = True  # False: a layer that it wants may leave out its attention, and output zeros
     wanted: Callable[[str], bool] = lambda name: True
     rows: dict[str, list[Tensor]] = field(default_factory=dict)
     buckets: dict[str, list[Tensor]] = field(default_factory=dict)  # of LSH layers: BHTR, one tensor per call

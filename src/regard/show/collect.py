@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from regard.decode.workers import Workers
 from regard.errors import InputError
 from regard.layers.record import AttentionWeights, Record, Rows, ScoreInputs
 from regard.models.model import Network
 from regard.progress import QUIET, Progress
 from regard.show.summary import PooledTiles, head_statistics, top_keys
 
-_BLOCK = 1 << 18  # weights per block: few enough for the processor's cache
+_BLOCK = 1 << 19  # weights per block: few enough for the processor's cache, and enough for few calls
 _BUDGET = 25_000_000  # weights stored per text, over all layers and heads
 _VECTORS = 10_000_000  # numbers stored of queries, keys and biases
 _MAX_MATRIX = 1 << 27  # weights of a layer that are returned as one tensor
@@ -103,6 +105,7 @@ def plan_storage(shapes: Mapping[str, AttentionShape], sharing: int = 1) -> dict
 class SizeProbe(Record):
     """A record that only measures the size of each layer's attention."""
 
+    needs_outputs: ClassVar[bool] = False
     shapes: dict[str, AttentionShape] = field(default_factory=dict)
 
     def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
@@ -125,8 +128,9 @@ class LazyRecord(Record):
 
 @dataclass
 class BlockwiseRecord(Record):
-    """A record that computes and stores the weights of every layer block by block, as planned."""
+    """A record that computes and stores the weights of every layer block by block, as planned; heads side by side."""
 
+    workers: Workers | None = None
     shapes: Mapping[str, AttentionShape] = field(default_factory=dict)
     plans: Mapping[str, StoragePlan] = field(default_factory=dict)
     accumulators: dict[str, LayerAccumulator] = field(default_factory=dict)
@@ -135,7 +139,7 @@ class BlockwiseRecord(Record):
     def record_attention(self, name: str, weights: AttentionWeights, output: Tensor) -> None:
         if name not in self.accumulators:
             self.accumulators[name] = LayerAccumulator(self.shapes[name], self.plans[name])
-        self.accumulators[name].add(weights, self.progress)
+        self.accumulators[name].add(weights, self.progress, self.workers)
 
     def layers(self) -> dict[str, LayerAttention]:
         """The layers whose queries have all been added."""
@@ -158,12 +162,19 @@ class LayerAccumulator:
         self.score_inputs: list[ScoreInputs] = []
         self.value_norms: Tensor | None = None
 
-    def add(self, weights: AttentionWeights, progress: Progress) -> None:
-        """Add the queries of the next call, head by head and block by block."""
-        for head in range(self.shape.heads):
-            for first, block in blocks(weights.head(head), 0, weights.queries, weights.keys):
+    def add(self, weights: AttentionWeights, progress: Progress, workers: Workers | None = None) -> None:
+        """Add the queries of the next call, head by head and block by block; workers share the heads."""
+
+        def add_head(head: int) -> None:
+            for first, block in blocks(weights.head(head), 0, weights.queries, weights):
+                if workers is not None:
+                    workers.check()
                 self.add_block(head, self.queries + first, block)
                 progress(len(block))
+
+        heads = range(self.shape.heads)
+        for _ in map(add_head, heads) if workers is None else workers.run(heads, add_head):
+            pass
         self.queries += weights.queries
         if self.value_norms is None:
             self.value_norms = weights.value_norms()[0].float().cpu()
@@ -201,11 +212,15 @@ def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs:
     return replace(first, query=query, key=key, vector=vector, bias=bias)
 
 
-def blocks(rows: Rows, first: int, last: int, keys: int) -> Iterator[tuple[int, Tensor]]:
-    """The first query and the weights ts of each block of at most _BLOCK weights; those of later keys are 0."""
-    step = max(1, _BLOCK // max(1, keys))
-    for start in range(first, last, step):
-        yield start, rows(slice(start, min(start + step, last)))[0].float()
+def blocks(rows: Rows, first: int, last: int, weights: AttentionWeights) -> Iterator[tuple[int, Tensor]]:
+    """The first query and the weights ts of each block of about _BLOCK weights; those of later keys are 0."""
+    while first < last:
+        step = _BLOCK // max(1, weights.keys)
+        if weights.only_earlier_keys:  # step * (first + step) = _BLOCK
+            step = int(math.sqrt(first**2 / 4 + _BLOCK) - first / 2)
+        stop = min(first + max(1, step), last)
+        yield first, rows(slice(first, stop))[0].float()
+        first = stop
 
 
 @dataclass(eq=False)
@@ -216,7 +231,7 @@ class Collector:
     inputs: Mapping[str, Any]
     wanted: Callable[[str], bool] = lambda name: True
     _last_layer: tuple[str, list[AttentionWeights]] = ("", [])  # lazy weights of the layer last used, call by call
-    _last_head: tuple[str, int, list[tuple[Rows, int]]] = ("", 0, [])  # and of its head
+    _last_head: tuple[str, int, list[tuple[Rows, AttentionWeights]]] = ("", 0, [])  # and of its head
 
     @cached_property
     def shapes(self) -> dict[str, AttentionShape]:
@@ -239,7 +254,9 @@ class Collector:
         Reports progress in queries times heads.
         """
         if "layers" not in vars(self):
-            record = BlockwiseRecord(self.wanted, shapes=self.shapes, plans=self.plans, progress=progress)
+            record = BlockwiseRecord(
+                self.wanted, shapes=self.shapes, plans=self.plans, progress=progress, workers=Workers(self.network)
+            )
             with suppress(Stopped):
                 self.forward(record)
             self.layers = record.layers()
@@ -277,21 +294,21 @@ class Collector:
         """The first query and the weights ts of each block; those of later keys are 0."""
         if name not in self.shapes or not 0 <= head < self.shapes[name].heads:
             raise InputError(f"head {head} of {name!r} was not traced. Traced layers: {', '.join(self.shapes)}.")
-        keys, before = self.shapes[name].keys, 0
-        for rows, queries in self._lazy_rows(name, head):
-            begin, end = max(first - before, 0), min(last - before, queries)
-            for start, block in blocks(rows, begin, end, keys):
+        before = 0
+        for rows, weights in self._lazy_rows(name, head):
+            begin, end = max(first - before, 0), min(last - before, weights.queries)
+            for start, block in blocks(rows, begin, end, weights):
                 yield before + start, block
-            before += queries
+            before += weights.queries
 
-    def _lazy_rows(self, name: str, head: int) -> list[tuple[Rows, int]]:
-        """The lazy weights of a head and their number of queries, call by call."""
+    def _lazy_rows(self, name: str, head: int) -> list[tuple[Rows, AttentionWeights]]:
+        """The lazy weights of a head, and of its layer, call by call."""
         if self._last_layer[0] != name:
             record = LazyRecord(lambda layer: layer == name)
             self.forward(record)
             self._last_layer = name, record.weights
         if self._last_head[:2] != (name, head):
-            self._last_head = name, head, [(part.head(head), part.queries) for part in self._last_layer[1]]
+            self._last_head = name, head, [(part.head(head), part) for part in self._last_layer[1]]
         return self._last_head[2]
 
 
