@@ -166,6 +166,9 @@ def litgpt(sizes: Sizes) -> Learner:
         gelu_approximate="tanh",
     ))  # fmt: skip
     model.lm_head.weight = model.transformer.wte.weight
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            nn.init.normal_(weight, std=0.02)
     return by_logits(sizes, model, lambda batch: model(batch["ids"]))
 
 

@@ -30,7 +30,7 @@ PEERS = {
         ("numpy", "pyyaml", "packaging", "tensorboard", "matplotlib", "sacrebleu"), ("-r", "bench/joey.txt")
     ),
     "x-transformers": Peer(("x-transformers",)),
-    "litgpt": Peer(("litgpt",)),
+    "litgpt": Peer(alone=("-r", "bench/litgpt.txt")),
     "reformer-pytorch": Peer(("numpy",), ("-r", "bench/reformer.txt")),
     "sentence-transformers": Peer(("sentence-transformers",)),
     "onnxruntime": Peer(("onnxruntime", "tokenizers"), torch=False),
