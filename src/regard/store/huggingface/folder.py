@@ -107,15 +107,14 @@ def read_huggingface(folder: Path, device: torch.device) -> Loaded:
     weights = PublishedWeights(shapes, read)
     if family is MARIAN and START in config:
         config, weights = without_start_row(config, weights)
-        shapes, read = dict(weights.shapes), weights.read
     published = _from_config(family, config, weights, f"{folder}/config.json")
     if sentence:
         published = replace(published, model=replace(published.model, readout=sentence.readout, auxiliary=None))
-    matches = _match(family, published, shapes, folder, sentence)
+    matches = _match(family, published, weights.shapes, folder, sentence)
     require_memory(stored.values(), set(paths.values()), device, folder)
-    tensors = {match.ours: match.to_ours(read, shapes) for match in matches}
+    tensors = {match.ours: match.to_ours(weights.read, weights.shapes) for match in matches}
     repeated = {name for match in matches for name in match.theirs if not match.row.concatenated}
-    require_equal(matches, {name: read(name) for name in repeated if name in shapes}, folder)
+    require_equal(matches, {name: weights.read(name) for name in repeated if name in weights.shapes}, folder)
     network = published.model.build(published.vocabulary, published.source_vocabulary)
     load_parameters(network, tensors)
     older = {key: config[key] for key in GENERATION_SETTINGS & config.keys()}

@@ -191,7 +191,8 @@ def add_start_row(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
 def without_start_row(config: Mapping[str, Any], weights: PublishedWeights) -> tuple[dict[str, Any], PublishedWeights]:
     """The inverse of `add_start_row`."""
     size, start = ConfigReader(config, "config.json").integer("vocab_size") - 1, config[START]
-    grown = {*_TABLES, _BIAS} & weights.shapes.keys()
+    known = {*_TABLES, _BIAS} & weights.shapes.keys()
+    grown = {name for name in known if weights.shapes[name][name == _BIAS :][:1] == (size + 1,)}
 
     def read(name: str) -> Tensor:
         tensor = weights.read(name)
