@@ -83,8 +83,8 @@ def _from_config(config: ConfigReader, weights: PublishedWeights, architecture: 
     )
     tied = weights.equal_or_missing("lm_head.weight", "shared.weight")
     # T5 1.1 says that its embeddings are not tied where it means that outputs are not scaled; mT5 never scales them.
-    scaled = config.boolean("tie_word_embeddings", True) and not multilingual
-    scaled = config.boolean("scale_decoder_outputs", scaled)
+    scaled = config.boolean("tie_word_embeddings", True)
+    scaled = config.boolean("scale_decoder_outputs", scaled) and not multilingual
     score, join = Dot(scaled=False), PreNorm(RMSNorm(config.epsilon("layer_norm_epsilon", 1e-6)))
     attention = SelfAttention(heads, score=score, key_width=key_width, biased=False)
     cross = CrossAttention(heads, score=score, key_width=key_width, biased=False)
