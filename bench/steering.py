@@ -21,6 +21,7 @@ import torch
 from sacrebleu.metrics.bleu import BLEU
 
 import regard
+from bench.documents import IBM1
 from regard.api import Glossary
 from regard.decode.terms import Constraints, contains
 
@@ -85,28 +86,35 @@ def ensemble(models: Sequence[Any], source: list[str], target: list[str], _: Pat
 
 
 def _terms(data: Path, source: list[str], plain: list[str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Nouns drawn by seed, each with the word that goes with it most in the training text, or a later choice."""
-    pairs = [(set(_words(one)), set(_words(other))) for one, other in
+    """Nouns drawn by seed, each with the word that two IBM models 1 translate it by, or with their second choice.
+
+    A second choice is a word that beam 5 uses in none of the lines with the noun.
+    """
+    pairs = [(_words(one), [word.lower() for word in _words(other)]) for one, other in
              zip(_lines(data / "train.de"), _lines(data / "train.en"))]  # fmt: skip
-    counts = Counter(word for _, words in pairs for word in words)
+    forward, backward = IBM1(pairs), IBM1([(other, one) for one, other in pairs])
+    trained = Counter(word for words, _ in pairs for word in set(words))
     tested = Counter(word for line in source for word in set(_words(line)))
-    nouns = sorted(word for word, count in tested.items() if word[0].isupper() and len(word) > 3 and 3 <= count <= 60)
+    nouns = sorted(word for word, count in tested.items()
+                   if word[0].isupper() and len(word) > 3 and 3 <= count <= 60 and trained[word] >= 20)  # fmt: skip
+    choices: dict[str, list[tuple[float, str]]] = {noun: [] for noun in nouns}
+    for (noun, word), value in forward.table.items():
+        other = backward.table[word, noun]
+        if noun in choices and value >= 0.02 and other >= 0.02 and word.isalpha():
+            choices[noun].append((value * other, word))
     random.Random(SEED).shuffle(nouns)
     usual: dict[str, str] = {}
     unusual: dict[str, str] = {}
     for noun in nouns:
-        beside = Counter(word for here, words in pairs if noun in here for word in words if word.islower())
-        size = sum(noun in here for here, _ in pairs)
-        dice = {word: 2 * both / (size + counts[word]) for word, both in beside.items() if len(word) > 2}
-        ranked = sorted(dice, key=lambda word: -dice[word])
-        if size < 20 or not ranked or dice[ranked[0]] < 0.4:
+        ranked = [word for _, word in sorted(choices[noun], reverse=True)]
+        if not ranked or forward.table[noun, ranked[0]] < 0.4:
             continue
-        shown = " ".join(text for line, text in zip(source, plain) if contains(line, noun))
-        second = [word for word in ranked[1:6] if not contains(shown, word)]
-        if len(usual) < TERMS // 2:
-            usual[noun] = ranked[0]
-        elif len(unusual) < TERMS // 2 and second:
+        shown = " ".join(text for line, text in zip(source, plain) if contains(line, noun)).lower()
+        second = [word for word in ranked[1:] if not contains(shown, word, prefix=True)]
+        if len(unusual) < TERMS // 2 and second:
             unusual[noun] = second[0]
+        elif len(usual) < TERMS // 2:
+            usual[noun] = ranked[0]
     return usual, unusual
 
 

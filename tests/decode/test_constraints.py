@@ -161,6 +161,22 @@ def test_sentences_with_other_constraints_do_not_change_each_other(name: str):
         assert together[index][0].tokens == found([request])[0][0].tokens
 
 
+def test_beams_are_shared_among_banks_whatever_the_number_of_candidates():
+    # A matrix of all pairs of candidates would take 160 GB.
+    request = Request((1,), (5,), 9, constraints=Constraints(must=("b a",)))
+    constraint = ConstraintCompiler(TOKENIZER, SIZE).constraint([request], torch.device("cpu"))
+    states = torch.tensor(range(1, len(constraint.tables.lacking)))
+    constraint.grown = states[torch.arange(400_000) % len(states)][None, :, None]
+    sums = -torch.arange(400_000.0)[None]
+    order = constraint.allocate(sums, 9)[0].tolist()
+    lacking = constraint.tables.lacking[states].tolist()
+    banks = sorted(set(lacking))
+    turns = [(sum(lacking[i % len(states)] == lacking[n % len(states)] for i in range(n)),
+              lacking[n % len(states)], n) for n in range(200)]  # fmt: skip
+    assert len(banks) > 2
+    assert order == sorted(n for *_, n in sorted(turns)[:9])
+
+
 def test_a_sample_matches_its_pattern_and_avoids_its_term():
     network = tiny_network("gpt2")
     for seed in range(20):

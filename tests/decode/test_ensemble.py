@@ -134,6 +134,8 @@ def test_models_that_do_not_fit_together_are_refused():
         ensemble([translator, language_model])
     with pytest.raises(InputError, match="one weight per model"):
         ensemble([translator], weights=[1, 2])
+    with pytest.raises(InputError, match="have a sum"):
+        ensemble([translator, translator], weights=[1e308, 1e308])
     with pytest.raises(InputError, match="a translator and a language model"):
         translator.fuse(translator)
     with pytest.raises(InputError, match="do not generate"):

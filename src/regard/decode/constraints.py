@@ -271,8 +271,7 @@ class SearchConstraint:
         """
         usable = unfinished > -torch.inf
         lacking = self.tables.lacking[self.grown.clamp_min(0)].sum(dim=-1)
-        same = (lacking[:, :, None] == lacking[:, None, :]) & usable[:, None, :]
-        rank = same.tril(-1).sum(dim=-1)
+        rank = _ranks(lacking.masked_fill(~usable, NEVER))
         turn = (rank * (NEVER + 1) + lacking).masked_fill(~usable, 1 << 60)
         order = turn.topk(beam, dim=1, largest=False).indices
         best_first = unfinished.gather(1, order).sort(dim=1, descending=True, stable=True).indices
@@ -285,6 +284,14 @@ class SearchConstraint:
     def select(self, sentences: Tensor) -> None:
         """Keep these sentences only."""
         self.states = self.states[sentences]
+
+
+def _ranks(groups: Tensor) -> Tensor:
+    """AC -> AC: how many of the same number stand before each one in its row."""
+    values, order = groups.sort(dim=1, stable=True)
+    places = torch.arange(groups.shape[1], device=groups.device).expand_as(groups)
+    begins = F.pad(values[:, 1:] != values[:, :-1], (1, 0), value=True)
+    return torch.empty_like(groups).scatter_(1, order, places - (places * begins).cummax(dim=1).values)
 
 
 def _join_states(automata: Sequence[TokenAutomaton], device: torch.device) -> _States:

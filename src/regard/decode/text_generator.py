@@ -284,8 +284,8 @@ def ensemble(models: Sequence[TextGenerator], weights: Sequence[float] | None = 
     shares = tuple(map(float, weights)) if weights is not None else (1.0,) * len(models)
     if len(shares) != len(models):
         raise InputError(f"{len(models)} models and {len(shares)} weights: give one weight per model (weights).")
-    if not all(0 < share < float("inf") for share in shares):
-        raise InputError(f"weights must be above 0, got {', '.join(map(str, shares))} (weights).")
+    if not all(0 < share < float("inf") for share in shares) or not 0 < sum(shares) < float("inf"):
+        raise InputError(f"weights must be above 0 and have a sum, got {', '.join(map(str, shares))} (weights).")
     shapes = sorted({model.network.shape for model in models})
     if len(shapes) > 1 or shapes == ["encoder"]:
         raise InputError(f"an ensemble is of translators or of language models, got {' and '.join(shapes)} (models).")
