@@ -131,8 +131,7 @@ def request(
     minutes = claim.minutes if minutes is None else minutes
     if not claim.fewest <= minutes < math.inf:
         raise InputError(
-            f"{claim.name} takes --minutes {claim.fewest:g} or more, got {minutes:g}. "
-            f"Use --minutes {claim.fewest:g}."
+            f"{claim.name} takes --minutes {claim.fewest:g} or more, got {minutes:g}. Use --minutes {claim.fewest:g}."
         )
     seeds = claim.seeds if seeds is None else seeds
     if seeds < 1:
