@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from regard.errors import DamagedFile
 from regard.store.convert import convert
 from regard.store.orphans.yaml import parse_yaml
-from regard.store.unpickle import _split
+from regard.store.unpickle import _split, _write_plain
 
 
 class Hostile:
@@ -33,6 +34,14 @@ def test_settings_that_are_too_deep_are_refused():
         deep = [deep]
     with pytest.raises(ValueError, match="too many or too deep"):
         _split({"a": deep}, {})
+
+
+def test_a_tensor_that_its_pickle_does_not_explain_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Even where the system sets the process no limit of memory."""
+    monkeypatch.setattr("regard.store.unpickle._isolate", lambda *_: None)
+    torch.save({"model": {"a": torch.zeros(1).expand(1 << 24)}}, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="far more than its own size"):
+        _write_plain(str(tmp_path / "out.safetensors"), str(tmp_path / "model.pt"))
 
 
 def test_arrays_that_unpack_to_far_more_than_their_file_are_refused(tmp_path: Path):
