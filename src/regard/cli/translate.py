@@ -507,15 +507,15 @@ def _json_line(line: str, number: int, *, prefixes: bool = False, paired: bool =
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where} is not JSON: {error}. Leave out --json?") from None
-    given = value if isinstance(value, dict) else {}
+    given: Row = value if isinstance(value, dict) else {}
     if not isinstance(given.get("text"), str) and not (paired and "text" not in given and _is_pair(given)):
         if paired:
             like = '{"source": "Hallo", "target": "Hello"}'
             raise InputError(f'{where} has no texts under "source" and "target". Give each line two, as in {like}.')
         raise InputError(f'{where} has no text under "text". Give each line one, as in {{"text": "Hello"}}.')
-    if "target_prefix" in value and not prefixes:
+    if "target_prefix" in given and not prefixes:
         raise InputError(f'{where} has a "target_prefix", which only regard translate reads. Leave it out.')
-    return value
+    return given
 
 
 def _is_pair(row: Row) -> bool:
