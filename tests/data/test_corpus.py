@@ -104,7 +104,8 @@ def test_a_carriage_return_stays_unless_every_line_has_one(write: Write) -> None
         (
             b"a\nb\0c\n",
             "train.en line 2: NUL byte. Lines affected: 1. Remove it: tr -d '\\000' < train.en > clean.txt. "
-            'Or strip it in training: text.control = "strip".',
+            'Or strip it in training: text.control = "strip". '
+            "If every line has one, the file is UTF-16: iconv -f UTF-16LE -t UTF-8 < train.en > utf8.txt.",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
             f"tokenizer's is {ids['pad_token_id']}. It can only be saved as regard's own folder."
         )
     config |= ids
-    if family is MARIAN and _needs_start_row(loaded):
+    if family is MARIAN and _needs_start_row(loaded, config):
         add_start_row(config, tensors)
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / "config.json", json_bytes({
@@ -183,13 +183,12 @@ def write_huggingface(folder: Path, loaded: Loaded) -> Path:
     return folder
 
 
-def _needs_start_row(loaded: Loaded) -> bool:
-    """Whether a model is ours, of one vocabulary, whose last token is not the padding with which Marian starts."""
+def _needs_start_row(loaded: Loaded, config: Mapping[str, Any]) -> bool:
+    """Whether a model is ours, of one vocabulary, and does not start with the padding, as Marian's models do."""
     if START in loaded.config:
         return True
-    tokenizer, target = loaded.tokenizers
-    ours = loaded.config.get("model_type") == "regard" and target is None
-    return ours and tokenizer.token_texts([loaded.network.vocabulary - 1]) != ["<pad>"]
+    ours = loaded.config.get("model_type") == "regard" and loaded.tokenizers[1] is None
+    return ours and config["decoder_start_token_id"] != config["pad_token_id"]
 
 
 def can_be_published(loaded: Loaded) -> bool:
