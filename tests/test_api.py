@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,6 +25,7 @@ from regard.layers.contract import Context, Facts, Memory, Sublayer
 from regard.layers.positions import Learned
 from regard.models import zoo
 from regard.models.readouts import BidirectionalVocabulary, Label, Number, Tags, Vector
+from tests.laws.zoo import MODELS
 from tests.small import TEXTS, WORDPIECE, save_model, small
 
 BERT = zoo.bert(16, 1, 2, max_positions=64)
@@ -221,3 +222,24 @@ def test_a_model_with_next_sentence_prediction_classifies_pairs():
     assert set(found.probabilities) == {"next", "elsewhere"}
     with pytest.raises(InputError, match="tells whether one text follows another"):
         model.classify(["a dog runs"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["a", None], "takes texts, got a NoneType at index 1"),
+        ([b"a"], "takes texts, got a bytes at index 0"),
+        (b"a", "takes a text or a list of texts, got a bytes"),
+        (3, "takes a text or a list of texts, got a int"),
+    ],
+)
+def test_what_is_no_text_is_refused_by_its_place(texts: Any, message: str):
+    for model, verb in (
+        (small(MODELS["pre-norm"]), "translate"),
+        (small(MODELS["t5"]), "translate"),
+        (small(zoo.bert(16, 1, 2)), "fill"),
+    ):
+        with pytest.raises(InputError, match=f"{verb} {message}"):
+            getattr(model, verb)(texts)
+    with pytest.raises(InputError, match="look takes one text"):
+        small(MODELS["pre-norm"]).look(texts)

@@ -34,7 +34,7 @@ from regard.decode.score import TextScore, score_masked, score_pairs, score_text
 from regard.decode.tags import Weigh
 from regard.decode.terms import Constraints
 from regard.decode.terms import Glossary as Glossary
-from regard.decode.text_generator import TextGenerator, shown_progress
+from regard.decode.text_generator import TextGenerator, require_text, shown_progress, texts_of
 from regard.decode.text_generator import ensemble as ensemble
 from regard.engines.folder import CONVERTED_PRECISION, PROGRAMS, Engine, find_converted
 from regard.engines.model import ConvertedModel
@@ -371,7 +371,7 @@ class LoadedModel(TextGenerator):
         self._require("fill")
         if top < 1:
             raise InputError(f"top must be 1 or more, got {top} (--top).")
-        several = [texts] if isinstance(texts, str) else texts
+        several = texts_of("fill", texts)
         with shown_progress(progress, len(several), "filling") as advance:
             if self.network.shape == "encoder":
                 found = fill_masks(self.network, self.tokenizer, several, top=top, progress=advance)
@@ -482,6 +482,7 @@ class LoadedModel(TextGenerator):
         A language model reads `target` after the text, then generates `length` tokens itself. `layers` are names or
         wildcards, such as "decoder.*.cross". Reports progress in generated tokens.
         """
+        require_text("look", text)
         if not text.strip():
             raise InputError("the text is empty, so there is nothing to attend to (text). Give at least one word.")
         if length < 0 or (length and self.network.shape != "decoder"):

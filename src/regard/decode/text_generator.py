@@ -87,7 +87,7 @@ class TextGenerator:
         source terms occur in its text; where that is impossible, an error says so. `mbr` chooses among samples, or with
         a `beam` among its hypotheses, by minimum Bayes risk. `target_language` is for models of several languages.
         """
-        several = [texts] if isinstance(texts, str) else texts
+        several = texts_of("translate", texts)
         risk = minimum_risk(mbr, mbr_candidates)
         told = self if target_language is None else self.translating_into(target_language)
         plain = options or told.defaults()
@@ -171,8 +171,7 @@ class TextGenerator:
         The continuation contains the terms of `must`, which takes a temperature of 0, and none of `must_not`; all of it
         matches `regex`. `max_tokens` defaults to that of generation_config.json, or else 200.
         """
-        if not isinstance(prompt, str):
-            raise InputError(f"generate takes one text, got a {type(prompt).__name__}. Call it once per text.")
+        require_text("generate", prompt)
         sampling = Options(
             max_tokens=max_tokens, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical=typical,
             epsilon=epsilon, seed=seed, stop=terms_of(stop, "stop"),
@@ -323,6 +322,24 @@ def line_constraints(
         return [given] * len(texts) if given else None
     terms = Glossary.of(glossary)
     return [terms.constraints(text, given) for text in texts]
+
+
+def require_text(verb: str, text: object) -> None:
+    """Refuse whatever is not one text."""
+    if not isinstance(text, str):
+        raise InputError(f"{verb} takes one text, got a {type(text).__name__}. Call it once per text.")
+
+
+def texts_of(verb: str, texts: str | Sequence[str]) -> Sequence[str]:
+    """One text or several, as a sequence; what is no text is refused by its place."""
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, bytes) or not hasattr(texts, "__len__"):
+        raise InputError(f"{verb} takes a text or a list of texts, got a {type(texts).__name__}. Give it strings.")
+    for index, text in enumerate(texts) if isinstance(texts, list | tuple) else ():
+        if not isinstance(text, str):
+            raise InputError(f"{verb} takes texts, got a {type(text).__name__} at index {index}. Give it strings.")
+    return texts
 
 
 def terms_of(terms: Sequence[str], name: str) -> tuple[str, ...]:
