@@ -217,14 +217,3 @@ def test_a_worker_reuses_the_memory_of_its_last_tensors():
         for kind in ("plain", "worker")
     }
     assert 2 * pages["worker"] < pages["plain"]
-
-
-@pytest.mark.parametrize(("sentences", "threads"), [(1, 1), (4, 2)])
-def test_few_rows_are_computed_with_one_thread(sentences: int, threads: int):
-    seen = set[int]()
-    requests = [generate.Request((1,), source=(4, 5, 6), max_tokens=3)] * sentences
-    generate.generate_tokens(
-        network(), requests, Options(beam=5), eos=2, on_step=lambda *_: seen.add(torch.get_num_threads())
-    )
-    assert seen == {threads}
-    assert torch.get_num_threads() == 2

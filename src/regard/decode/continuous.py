@@ -31,7 +31,6 @@ from regard.decode.inputs import BATCH_TOKENS, MAX_ROWS
 from regard.decode.options import Options
 from regard.decode.score import forced_logprobs
 from regard.decode.search import Search, joinable_options
-from regard.decode.workers import is_small
 from regard.errors import InputError
 from regard.models.model import Network
 
@@ -143,13 +142,6 @@ class ContinuousSearch:
     def busy(self) -> bool:
         """Whether a request waits or runs."""
         return bool(self.waiting or self.running)
-
-    @property
-    def small(self) -> bool:
-        """Whether so little waits and runs that one thread is faster than several."""
-        running = [row for one in self.running for row in one.rows.values()]
-        rows = [*running, *(row for ticket in self.waiting for row in ticket.rows)]
-        return is_small(sum(row.ticket.options.beam for row in rows), sum(row.request.length for row in rows))
 
     def add(
         self, request: Request, options: Options, *, on_token: OnToken | None = None, top_logprobs: int | None = None

@@ -23,7 +23,7 @@ from regard.decode.requests import translation_request as translation_request
 from regard.decode.requests import translation_requests as translation_requests
 from regard.decode.search import NO_EOS, StepCallback, StoppingCriterion, search
 from regard.decode.terms import Constraints
-from regard.decode.workers import Workers, is_small, one_thread
+from regard.decode.workers import Workers
 from regard.errors import InputError
 from regard.layers.contract import Ablation, Context, Source
 from regard.models.generator import Generator
@@ -242,13 +242,12 @@ def generate_tokens(
         batch = [requests[index] for index in indices]
         constraint = None if compiler is None else compiler.constraint(batch, device)
         plain_or_diverse = diverse_search if options.beam_groups > 1 else partial(search, constraint=constraint)
-        with one_thread(is_small(len(batch) * options.beam, sum(request.length for request in batch))):
-            return plain_or_diverse(
-                network, [request.prompt for request in batch], options, eos=eos,
-                limits=[request.max_tokens for request in batch], seeds=[request.seed for request in batch],
-                source=encode_sources(network, [request.source for request in batch], ablation),
-                stopping_criterion=stopping_criterion, on_step=on_step or workers.check, ablation=ablation,
-            )  # fmt: skip
+        return plain_or_diverse(
+            network, [request.prompt for request in batch], options, eos=eos,
+            limits=[request.max_tokens for request in batch], seeds=[request.seed for request in batch],
+            source=encode_sources(network, [request.source for request in batch], ablation),
+            stopping_criterion=stopping_criterion, on_step=on_step or workers.check, ablation=ablation,
+        )  # fmt: skip
 
     with torch.inference_mode():
         for indices, found in workers.run(_batches(network, requests, options), decode):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from queue import SimpleQueue
@@ -17,8 +16,6 @@ import torch
 
 from regard.models.generator import Generator
 from regard.models.memory import retain_freed_blocks
-
-_FEW_ROWS, _FEW_TOKENS = 16, 512
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -97,28 +94,6 @@ def use_one_thread() -> None:
     retain_freed_blocks()
     torch.get_num_threads()  # a thread takes over the setting of others when it first reads it, so it must do so now
     torch.set_num_threads(1)
-
-
-def is_small(rows: int, tokens: int) -> bool:
-    """Whether a search with so many rows and prompt and source tokens is faster with one thread.
-
-    The products of a step are then so small that threads spend more time on meeting than they save.
-    """
-    return rows <= _FEW_ROWS and tokens <= _FEW_TOKENS
-
-
-@contextmanager
-def one_thread(wanted: bool) -> Iterator[None]:
-    """Compute with one thread until the end of the block, if that is wanted."""
-    before = torch.get_num_threads()
-    if not wanted or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _received(found: SimpleQueue[tuple[Any, Any, BaseException | None]], running: int) -> Iterator[tuple[Any, Any]]:

@@ -26,7 +26,7 @@ class Threads:
     """Torch's threads, shared between the workers that are busy.
 
     Two workers with one thread each were measured to be faster than one with two threads. One that works alone uses all
-    threads (where it has enough rows for them), so that a single request is as fast as decoding it directly.
+    threads, so that a single request is as fast as decoding it directly.
     """
 
     def __init__(self) -> None:

@@ -17,7 +17,6 @@ from regard.decode.continuous import ContinuousSearch, Partial, Ticket
 from regard.decode.generate import GeneratedText, Request
 from regard.decode.inputs import BATCH_TOKENS
 from regard.decode.options import Options
-from regard.decode.workers import one_thread
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -254,8 +253,7 @@ class Worker:
             return
         before = self._search.steps
         try:
-            with one_thread(self._search.small):
-                self._search.step()
+            self._search.step()
         except Exception as error:  # nothing that a search isolates: the worker goes on with a new one
             for job in self._generations:
                 job.fail(error)
