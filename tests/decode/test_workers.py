@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -186,34 +183,3 @@ def test_what_may_keep_state_is_not_shared():
 def test_vectors_are_those_of_each_text_alone():
     together, alone = bert.embed(MANY), np.concatenate([bert.embed([text]) for text in MANY])
     np.testing.assert_allclose(together, alone, atol=1e-5)
-
-
-_REUSES_MEMORY = """
-import resource, sys, threading
-import torch
-from regard.decode.workers import use_one_thread
-
-def work():
-    if sys.argv[1] == "worker":
-        use_one_thread()
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
-        tensors = [torch.ones(1 << 19) for _ in range(12)]
-        del tensors
-        pages.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
-
-pages = []
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-print(pages[-1])
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has other settings")
-def test_a_worker_reuses_the_memory_of_its_last_tensors():
-    pages = {
-        kind: int(subprocess.run([sys.executable, "-c", _REUSES_MEMORY, kind], check=True, capture_output=True).stdout)
-        for kind in ("plain", "worker")
-    }
-    assert 2 * pages["worker"] < pages["plain"]

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 
 from regard.models.generator import Generator
-from regard.models.memory import retain_freed_blocks
 
 Batch = TypeVar("Batch")
 Result = TypeVar("Result")
@@ -91,7 +90,6 @@ class Workers:
 
 def use_one_thread() -> None:
     """Let torch compute with one thread in this thread, whatever is set in others later."""
-    retain_freed_blocks()
     torch.get_num_threads()  # a thread takes over the setting of others when it first reads it, so it must do so now
     torch.set_num_threads(1)
 

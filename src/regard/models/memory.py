@@ -1,16 +1,10 @@
-"""The memory of this machine that a process can still allocate, within all its limits, and whether it retains it."""
+"""The memory of this machine that a process can still allocate, within all its limits."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-from contextlib import suppress
 from pathlib import Path
-
-# glibc's malloc: parameter numbers, and the largest block that it can be told to retain.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_LARGEST = 32 << 20
 
 
 def available_memory() -> int:
@@ -57,14 +51,3 @@ def _table(path: str) -> dict[str, int]:
     except OSError:
         return {}
     return {row[0].rstrip(":"): int(row[1]) * 1024 for row in rows if row[-1] == "kB"}
-
-
-def retain_freed_blocks(largest: int = _LARGEST) -> None:
-    """Let the C library keep freed blocks up to this size for the next tensors.
-
-    It learns this by itself in the main thread only. In others each large tensor would be new pages, which the
-    system has to clear: measured for a step of greedy search, 930 pages and a tenth of its time.
-    """
-    with suppress(AttributeError, OSError):  # another C library than glibc
-        for name, value in ((_MMAP_THRESHOLD, largest), (_TRIM_THRESHOLD, 2 * largest)):
-            ctypes.CDLL(None).mallopt(name, value)

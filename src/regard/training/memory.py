@@ -19,7 +19,6 @@ from regard import messages
 from regard.data.batching import BatchSampler, Indices
 from regard.data.samples import Samples
 from regard.models.device import available, own_memory
-from regard.models.memory import retain_freed_blocks
 from regard.models.model import Network
 from regard.store.folder import unique_parameters
 from regard.training.optimizers import trainable_parameters
@@ -32,7 +31,9 @@ _POOLS = 50  # sampled to estimate an epoch
 _STEPS_PER_EPOCH = 200  # at least, of the largest batch: fewer learn slowly, however fast they are
 _FASTER = 1.05  # a larger batch is worth its fewer steps if it reads so many times the tokens per second
 
-_SMALLEST = 128 << 10  # bytes of a block that glibc may return to the system
+# glibc's malloc: parameter numbers, and the smallest and largest size from which it returns freed blocks to the system.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_SMALLEST, _LARGEST = 128 << 10, 32 << 20
 
 
 def peak(work: Callable[[], object], device: torch.device, *, exact: bool = True) -> int:
@@ -62,11 +63,17 @@ def peak(work: Callable[[], object], device: torch.device, *, exact: bool = True
 @contextmanager
 def _nothing_retained() -> Iterator[None]:
     """Make the C library return large blocks when they are freed; afterwards it retains them again, which is faster."""
-    retain_freed_blocks(_SMALLEST)
+    _retain_blocks_below(_SMALLEST)
     try:
         yield
     finally:
-        retain_freed_blocks()
+        _retain_blocks_below(_LARGEST)
+
+
+def _retain_blocks_below(size: int) -> None:
+    with suppress(AttributeError, OSError):
+        for name, value in ((_MMAP_THRESHOLD, size), (_TRIM_THRESHOLD, 2 * size)):
+            ctypes.CDLL(None).mallopt(name, value)
 
 
 def _highest() -> int:
