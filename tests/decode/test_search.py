@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
 
 from regard.decode import search as module
 from regard.decode.hypotheses import Hypothesis
-from regard.decode.options import Options
+from regard.decode.options import SOON, Options
 from regard.decode.search import search
 from regard.errors import InputError
 from regard.layers.contract import Context, Source
@@ -81,7 +82,7 @@ def defined_beam(network, source, prompt, options: Options, limit: int) -> list[
 @pytest.mark.parametrize("penalty", [0.6, 0.0, 2.0, -1.0])
 def test_beam_search_agrees_with_its_definition(name: str, penalty: float):
     network = often_ending(name)
-    options = Options(beam=3, n_best=2, length_penalty=penalty)
+    options = Options(beam=3, n_best=2, length_penalty=penalty, early_stopping="never")
     prompts = [[BEGIN], [BEGIN, 5, 6], [BEGIN, 7], [BEGIN, 8, 9, 10]]
     limits = [8, 6, 7, 5]
     found = search(network, prompts, options, eos=END, limits=limits, source=source_of(network, [0, 1, 2, 3]))
@@ -105,10 +106,25 @@ def hesitant() -> Network:
     return network.eval()
 
 
-def test_a_search_continues_while_a_longer_hypothesis_may_still_win():
-    options = Options(beam=2, length_penalty=3.0)
-    found = search(hesitant(), [[BEGIN]], options, eos=END, limits=[30])[0][0]
-    assert found.tokens == (3,) * 30
+@pytest.mark.parametrize(
+    ("early_stopping", "limit", "tokens"),
+    [("never", 30, 30), ("soon", 30, 0), ("soon", 9, 0), ("never", SOON + 1, 0), (False, 30, 30), (True, 30, 0)],
+)
+def test_a_search_continues_while_a_longer_hypothesis_may_still_win(early_stopping: Any, limit: int, tokens: int):
+    options = Options(beam=2, length_penalty=3.0, early_stopping=early_stopping)
+    found = search(hesitant(), [[BEGIN]], options, eos=END, limits=[limit])[0][0]
+    assert found.tokens == (3,) * tokens
+
+
+def test_a_search_with_a_near_limit_is_exact():
+    for penalty in (0.6, 3.0, 8.0):
+        soon, never = (Options(beam=2, length_penalty=penalty, early_stopping=rule) for rule in ("soon", "never"))
+        for limit in range(1, SOON + 2):
+            found = [search(hesitant(), [[BEGIN]], one, eos=END, limits=[limit]) for one in (soon, never)]
+            assert found[0] == found[1]
+
+
+def test_short_hypotheses_win_without_a_length_penalty():
     short = search(hesitant(), [[BEGIN]], Options(beam=2, length_penalty=0.0), eos=END, limits=[30])[0][0]
     assert short.tokens == ()
 

@@ -169,7 +169,7 @@ def test_a_sentence_that_is_not_proven_is_searched_farther(monkeypatch: pytest.M
 
 
 def test_only_a_bound_below_the_best_scores_ends_a_search():
-    options, limit = Options(beam=2, length_penalty=1.0), 20
+    options, limit = Options(beam=2, length_penalty=1.0, early_stopping="never"), 20
     best = -3.0 / options.penalty(4.0)  # three tokens and the end token
     ended = [((5, 6, 7), -3.0, True), ((5, 6), -9.0, True)]
 
@@ -183,6 +183,9 @@ def test_only_a_bound_below_the_best_scores_ends_a_search():
     assert _farther(found(-0.1, hypotheses=ended[:1]), limit, replace(options, n_best=2)) == 16
     assert _farther(_Found(ended, 8), 12, options) == 12
     assert _farther(found(0.1, horizon=20), limit, options) is None
+    soon, far = replace(options, early_stopping="soon"), 100
+    assert _farther(found(0.1), far, soon) is None  # it would have to reach 20 tokens, and the search looks at 13
+    assert _farther(found(0.1), far, options) is not None
 
 
 def test_the_least_patience_that_finds_the_best_hypotheses_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch):

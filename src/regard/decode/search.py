@@ -370,20 +370,18 @@ class Search:
     def can_improve(self) -> Tensor:
         """The sentences in which an unfinished hypothesis may still beat the worst finished one (early stopping).
 
-        Sums of log-probabilities only fall, and the coverage penalty is never positive. So no hypothesis can score more
-        than its sum now over the most favourable length penalty: that of the limit, or of the next token if short
-        hypotheses are favoured. That bound is exact ("never"); the other settings of `EarlyStopping` are heuristics.
+        Sums of log-probabilities only fall, and the coverage penalty is never positive. So up to some length no
+        hypothesis can score more than its sum now over the most favourable length penalty (`Options.best_length`).
         """
         if not self.any_finished:
             return (self.sums[:, 0] > -torch.inf).nonzero().flatten()
-        exact = self.options.early_stopping == "never"
-        longest = exact and self.options.length_penalty > 0
-        length = self.limits if longest else torch.zeros_like(self.limits) + self.new_tokens + (1 if exact else 0)
-        bound = self.sums[:, 0] / self.options.penalty(length.float())
+        length = self.options.best_length(torch.zeros_like(self.limits) + self.new_tokens, self.limits)
+        bound = self.sums[:, 0] / self.options.penalty(length.minimum(self.limits).float())
         if self.options.early_stopping is True:
             bound = torch.where(self.sums[:, 0] > -torch.inf, torch.inf, bound)
             bound = bound.masked_fill(self.finished.scores[:, -1] > -torch.inf, -torch.inf)
-        worst = (min(self.options.n_best, self.beam) if exact else self.beam) - 1
+        as_hugging_face = isinstance(self.options.early_stopping, bool)
+        worst = (self.beam if as_hugging_face else min(self.options.n_best, self.beam)) - 1
         return (bound > self.finished.scores[:, worst]).nonzero().flatten()
 
     def advance(self, parents: Tensor | None, stay: Tensor | None) -> None:

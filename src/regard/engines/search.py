@@ -247,7 +247,7 @@ def _farther(found: _Found, limit: int, options: Options) -> int | None:
     if len(ended) < options.n_best or found.highest is None:
         return min(limit, 2 * found.horizon)
     # As `Search.can_improve`: sums only fall, and no length is more favourable than this one.
-    best_penalty = options.penalty(float(limit if options.length_penalty > 0 else found.horizon + 1))
+    best_penalty = options.penalty(float(min(limit, options.best_length(found.horizon, limit))))
     missing = found.highest - ended[-options.n_best] * best_penalty
     if missing <= 0:
         return None
