@@ -23,7 +23,7 @@ EarlyStopping = bool | Literal["soon", "never"]
 The others are Hugging Face's. "never": when none can beat them up to the length limit; False: when none would if it
 finished now; True: as soon as there are as many finished hypotheses as beams."""
 
-SOON = 5  # more tokens; with the limit in place of them, a search took 1.5 times as long and found the same texts
+SOON = 5  # more tokens; looking as far as the limit took 1.25 to 1.6 times as many steps and found the same texts
 
 
 @dataclass(frozen=True)
