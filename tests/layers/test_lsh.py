@@ -189,7 +189,7 @@ def test_gradients_are_those_of_finite_differences(pattern, causal):
     q = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
     v = torch.randn(1, 1, 12, 4, dtype=torch.float64, requires_grad=True)
     module.heads, buckets = 1, module.hash(q.expand(1, HEADS, 12, 4))[:, :1]
-    assert torch.autograd.gradcheck(lambda q, v: module.attend(q, v, buckets, None)[0], (q, v))
+    assert torch.autograd.gradcheck(lambda q, v: module.attend(q, v, buckets, None).output(), (q, v))
 
 
 def test_no_two_rounds_of_two_seeds_share_rotations():

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from regard.api import side_by_side
+from regard.api import LoadedModel, side_by_side
 from regard.data.tokenize.train import BPE
 from regard.models import zoo
 from regard.models.readouts import Label
@@ -23,6 +24,16 @@ pytestmark = pytest.mark.usefixtures("browser")
 LONG_TARGET = "the cat ran in a park and the dogs played in the parks with a cat and a dog"
 
 
+def sharp() -> LoadedModel:
+    """A model with scores so large that most weights are 0 in half precision."""
+    model = small(MODELS["bert"])
+    with torch.no_grad():
+        for name, parameter in model.network.named_parameters():
+            if "query_key_value" in name:
+                parameter.mul_(6)
+    return model
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("pages")
@@ -32,6 +43,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "tall": model.look("cat", LONG_TARGET),
         "prompt": generator.look("The dogs played in", length=3),
         "label": small(replace(MODELS["bert"], readout=Label(("good", "bad")), auxiliary=None)).look("The cat sat."),
+        "sharp": sharp().look("The cat sat on the mat."),
         "film": side_by_side(*steps, labels=["step 1", "step 2", "step 3"], slider=True),
     }
     for name, page in pages.items():
@@ -158,6 +170,63 @@ def test_left_out_views_are_named_on_the_page(browser: Any, tmp_path: Path, monk
         said = window.page.text_content("#left-out")
         assert said.startswith("Not on this page: Generation (")
         assert "3 at most); Nearest neighbours (" in said
+
+
+def test_a_walk_that_is_left_out_is_named(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(payload, "MAX_WALKED", 3)
+    monkeypatch.setattr(payload, "walk", lambda *_: None)
+    small(MODELS["bert"]).look("The dogs played in the parks.").save(tmp_path / "page.html")
+    with opened(browser, (tmp_path / "page.html").as_uri()) as window:
+        said = window.page.text_content("#left-out")
+        assert said.startswith("Not on this page: Begin here (")
+        assert said.endswith("run regard show with a part of the text.")
+
+
+def test_the_walk_of_a_classifier_ends_with_its_label(address: dict[str, str], window: Window):
+    window.go(address["label"], view="walk")
+    assert window.page.text_content(".steps > li:last-child h3") == "The label"
+    (best, *others) = [value for (value,) in window.data('[data-step="label"] .bar', "value")]
+    assert best == max(best, *others)
+    assert best + sum(others) == pytest.approx(1)
+    assert window.page.text_content('[data-step="label"] strong') in window.page.text_content("#prediction")
+
+
+def test_the_walk_says_where_the_sum_is_normalised(address: dict[str, str], window: Window):
+    said = [
+        window.go(address[name], view="walk").page.text_content('[data-step="embedding"]') for name in ("label", "tall")
+    ]
+    assert ["is normalised" in one for one in said] == [True, False]  # BERT's layer norm after the embedding
+
+
+def test_all_views_of_a_laptop_are_on_one_line(address: dict[str, str], window: Window):
+    window.page.set_viewport_size({"width": 1100, "height": 700})
+    window.go(address["tall"])
+    assert len(window.views) == 10
+    assert len({top for _, top, *_ in boxes(window, "#views button")}) == 1
+
+
+def test_heads_count_from_zero_in_the_ablation_too(address: dict[str, str], window: Window):
+    window.go(address["label"], view="ablation")
+    assert window.page.eval_on_selector_all(".grid > text", "(all) => all.map((one) => one.textContent)")[0] == "0"
+    rows = window.page.eval_on_selector_all(
+        ".sortable tbody tr", "(all) => all.map((one) => [one.dataset.head, one.children[1].textContent])"
+    )
+    assert rows
+    assert all(number == shown for number, shown in rows)
+
+
+def test_names_beside_vectors_are_not_cut(address: dict[str, str], window: Window):
+    window.go(address["tall"], view="walk")
+    for left, _, right, _ in boxes(window, ".signed .name"):
+        assert left >= min(box[0] for box in boxes(window, ".signed"))
+        assert right > left
+
+
+def test_a_weight_that_is_too_small_for_float16_is_not_called_masked(address: dict[str, str], window: Window):
+    window.go(address["sharp"], view="neuron", layer="encoder.0.self")
+    said = window.page.eval_on_selector_all(".masked-key td:nth-child(3)", "(all) => all.map((one) => one.textContent)")
+    assert said
+    assert set(said) == {"≈ 0"}  # an encoder masks nothing here
 
 
 def test_nearest_neighbours_are_text_and_not_bytes():

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from regard.show.summary import PooledTiles, head_statistics, merge_words, rollout, top_keys
+from regard.layers.record import WeightBlock
+from regard.show.summary import PooledTiles, block_statistics, head_statistics, merge_words, rollout, top_keys
 
 
 def random_weights(*shape: int) -> torch.Tensor:
@@ -81,6 +82,21 @@ def test_top_keys_of_long_rows_are_those_of_a_full_sort():
     assert torch.equal(most, weights.sort(dim=-1, descending=True).values[:, :7])
     assert torch.equal(weights.gather(1, keys), most)
     assert top_keys(torch.zeros(2, 1001), 7)[0].eq(-1).all()
+
+
+def test_summaries_of_listed_keys_are_those_of_whole_rows():
+    weights = torch.zeros(40, 300)
+    keys = torch.stack([torch.randperm(300)[:20] for _ in range(40)])
+    listed = random_weights(40, 20).masked_fill(torch.rand(40, 20) < 0.3, 0.0)
+    weights.scatter_(1, keys, listed)
+    whole, few = PooledTiles(300, 300, 30), PooledTiles(300, 300, 30)
+    whole.add(200, weights)
+    few.add(200, listed, keys)
+    assert torch.equal(few.weights, whole.weights)
+    torch.testing.assert_close(block_statistics(WeightBlock(listed, keys), 200), head_statistics(weights, 200))
+    found, most = top_keys(listed, 5, keys)
+    assert torch.equal(most, top_keys(weights, 5)[1])
+    assert torch.equal(weights.gather(1, found), most)
 
 
 def test_top_keys_are_sorted_by_weight_and_minus_one_at_weight_zero():

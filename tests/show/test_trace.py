@@ -13,7 +13,8 @@ from regard.data.tokenize.tokenizer import SpecialTokens, Tokenizer
 from regard.data.tokenize.train import BPE, Character, WordPiece
 from regard.errors import InputError
 from regard.layers.contract import Context
-from regard.layers.lsh.masks import RankWindow
+from regard.layers.lsh import banded
+from regard.layers.lsh.masks import Chunks, RankWindow
 from regard.layers.record import Record
 from regard.models import zoo
 from regard.show import collect as module
@@ -355,6 +356,44 @@ def test_memory_is_bounded_for_a_text_of_any_length(attention: str, monkeypatch:
     assert layer.weights is None
     torch.testing.assert_close(rows.sum(-1), torch.ones(32))
     torch.testing.assert_close(rows.topk(layer.top[1].shape[-1]).values, layer.top[1][0, 4000:4032])
+
+
+@pytest.mark.parametrize("pattern", [RankWindow(4), Chunks(4), Chunks(4, 1, 1)])
+@pytest.mark.parametrize("attention", ["local", "lsh"])
+def test_keys_that_are_listed_have_the_weights_of_whole_rows(attention: str, pattern: RankWindow | Chunks):
+    torch.manual_seed(0)
+    network = zoo.reformer(16, 1, 2, attention=(attention,), position=None, pattern=pattern, buckets=8, rounds=3)
+    record = module.LazyRecord()
+    Collector(network.build(30).eval(), {"ids": torch.randint(30, (1, 301))}).forward(record)
+    (weights,) = record.weights
+    assert weights.most_keys < weights.keys
+    for head in range(2):
+        rows, blocks = weights.head(head), weights.blocks(head)
+        for queries in (slice(0, 300), slice(290, 301)):
+            block = blocks(queries)
+            found = torch.zeros(len(block.weights), weights.keys).scatter_add_(1, block.keys, block.weights)
+            torch.testing.assert_close(found, rows(queries)[0])
+            alone = [row[shares > 0] for row, shares in zip(block.keys, block.weights)]
+            assert all(len(keys) == len(keys.unique()) for keys in alone)
+
+
+def test_the_entropy_of_long_causal_attention_is_that_of_its_weights():
+    torch.manual_seed(0)
+    record = module.LazyRecord()
+    Collector(zoo.gpt2(16, 1, 2).build(30).eval(), {"ids": torch.randint(30, (1, 50))}).forward(record)
+    (weights,) = record.weights
+    for queries in (slice(0, 3), slice(20, 50)):
+        block = weights.blocks(1)(queries)
+        torch.testing.assert_close(block.weights, weights.head(1)(queries)[0])
+        torch.testing.assert_close(block.entropy, -(block.weights * block.weights.clamp_min(1e-30).log2()).sum(-1))
+
+
+@pytest.mark.parametrize("attention", ["local", "lsh"])
+def test_sizes_of_banded_attention_are_known_without_computing_it(attention: str, monkeypatch: pytest.MonkeyPatch):
+    network = zoo.reformer(16, 1, 2, attention=(attention,), position=None, pattern=RankWindow(4), buckets=8)
+    collector = Collector(network.build(30).eval(), {"ids": torch.randint(30, (1, 50))})
+    monkeypatch.setattr(banded, "banded_attention", lambda *_: pytest.fail("computed"))
+    assert {(shape.heads, shape.queries, shape.keys) for shape in collector.shapes.values()} == {(2, 50, 50)}
 
 
 def test_a_rollout_needs_every_layer_of_its_stack():

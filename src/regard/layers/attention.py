@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -24,10 +25,10 @@ from regard.layers.contract import (
     write_memory,
 )
 from regard.layers.linear import linear, multiply, product
-from regard.layers.lsh.banded import BandedWeights, banded_attention, local_bands
+from regard.layers.lsh.banded import BandedWeights, local_bands
 from regard.layers.patterns import Full, Pattern, SelfPattern, SourceMask, self_pattern, source_pattern
 from regard.layers.positions import AttentionPosition, Position, require_attached
-from regard.layers.record import AttentionWeights, Rows, ScoreInputs
+from regard.layers.record import AttentionWeights, Blocks, Rows, ScoreInputs, WeightBlock
 from regard.layers.scores import Dot, Score, ScoreFunction, Uniform
 from regard.schema import kind_of
 
@@ -35,6 +36,7 @@ SourceKeys = Shared[tuple[Tensor, Tensor]]
 """The source's projected keys BHSK and its values BHSV. All beams of a sentence share them."""
 
 _FEW = 1 << 10  # keys: causal weights are computed for a multiple of these
+_HIDDEN = -10_000.0  # a score in bits, whose weight is 0, as is their product
 _LONG = 1 << 16  # tokens, from which queries, keys and values are projected one by one
 
 
@@ -238,7 +240,7 @@ def attend(
     `rows` the number of rows when beams are folded into queries, `additive` the mask as numbers, where it is known.
     """
     weights: Tensor | None = None
-    if context.recording and context.record is not None and not context.record.needs_outputs:
+    if context.output_is_unused:
         y = v.new_zeros(()).expand(*q.shape[:-1], v.shape[-1])
     elif score.scale is None or factor is not None:
         weights = attention_weights(score, q, k, mask, bias)
@@ -284,20 +286,39 @@ class ScoredWeights(AttentionWeights):
         rows = self.compute_causal if self.only_earlier_keys else self.compute
         return lambda queries: rows(queries, heads)[:, 0]
 
+    def blocks(self, number: int) -> Blocks:
+        if not self.only_earlier_keys or self.score.scale is None:
+            return super().blocks(number)
+        return lambda queries: self.causal_block(queries, slice(number, number + 1))
+
     def weights(self, queries: slice) -> Tensor:
         return self.compute(queries, slice(None))
 
     def compute_causal(self, queries: slice, heads: slice) -> Tensor:
         """-> Bhts: the weights of a slice of queries, for the keys up to the last query, and a few later ones."""
+        return self.causal_scores(queries, heads)[0].softmax(-1)
+
+    def causal_block(self, queries: slice, head: slice) -> WeightBlock:
+        """The same of one head of the only row, with the entropy: no logarithm of a weight is needed for it."""
+        scores, later = self.causal_scores(queries, head, 1 / math.log(2))
+        bits, hidden = scores[0, 0].float(), later.shape[-1]
+        bits.sub_(bits.amax(-1, keepdim=True))[:, bits.shape[-1] - hidden :].masked_fill_(later, _HIDDEN)
+        weights = bits.exp2()
+        total = weights.sum(-1)
+        entropy = total.log2() - torch.linalg.vecdot(weights, bits) / total
+        return WeightBlock(weights.div_(total[:, None]), entropy=entropy.clamp_min(0))
+
+    def causal_scores(self, queries: slice, heads: slice, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """-> Bhts, tl: scores times `factor`, -inf for later keys, and which of the last l keys are later."""
         assert self.score.scale is not None
         first, stop, _ = queries.indices(self.queries)
         # Few different sizes, for each of which oneDNN compiles code, where the additional keys are few too.
         last = min(stop + -stop % _FEW, self.keys) if stop > 4 * _FEW else stop
-        q, k = self.query[:, heads, first:stop] * self.score.scale, self.key[:, heads, :last]
+        q, k = self.query[:, heads, first:stop] * (self.score.scale * factor), self.key[:, heads, :last]
         scores = multiply(q[0, 0], k[0, 0])[None, None] if q.shape[:2] == (1, 1) else q @ k.mT
         later = torch.ones(stop - first, last - first, dtype=torch.bool, device=scores.device).triu_(1)
         scores[..., first:].masked_fill_(later, -torch.inf)
-        return scores.softmax(-1)
+        return scores, later
 
     def compute(self, queries: slice, heads: slice) -> Tensor:
         """-> BhtS: the weights of a slice of queries in a slice of heads."""
@@ -347,9 +368,10 @@ def attend_in_bands(
     bands = local_bands(pattern, q.shape[2], q.shape[0] * q.shape[1], document_ids, q.device)
     if bands is None:
         return None
-    y = banded_attention(q, k, v, bands, score.scale)
+    weights = BandedWeights(v, out, q, k, bands, score.scale)
+    y = torch.zeros_like(v) if context.output_is_unused else weights.output()
     if context.recording and context.record is not None:
-        context.record.record_attention(context.name, BandedWeights(v, out, q, k, bands, score.scale), y)
+        context.record.record_attention(context.name, weights, y)
     return ablate(y, context)
 
 

@@ -167,6 +167,11 @@ class Context:
         """True when the attention weights of this very layer are recorded."""
         return self.record is not None and self.record.wanted(self.name)
 
+    @property
+    def output_is_unused(self) -> bool:
+        """True when this layer may output zeros, since its attention is recorded only for its size."""
+        return self.recording and self.record is not None and not self.record.needs_outputs
+
 
 class Sublayer(nn.Module):
     """x: BTD -> BTD, and the memory for the next call. Nothing is ever kept on the module.

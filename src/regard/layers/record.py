@@ -31,6 +31,19 @@ Rows = Callable[[slice], Tensor]
 
 
 @dataclass(frozen=True)
+class WeightBlock:
+    """The weights of some queries of one head of the only batch row, as a summary reads them."""
+
+    weights: Tensor  # tk
+    keys: Tensor | None = None  # tk, int64; None: the first keys in order. Other keys have weight 0
+    entropy: Tensor | None = None  # t, in bits, where the scores tell it
+
+
+Blocks = Callable[[slice], WeightBlock]
+"""A slice of queries -> their weights in one head."""
+
+
+@dataclass(frozen=True)
 class AttentionWeights:
     """The attention weights of a layer in one call, computed per slice of queries: no whole matrix is needed."""
 
@@ -55,9 +68,19 @@ class AttentionWeights:
         """Whether `head` leaves out the keys after the last query, so that early queries take less time."""
         return False
 
+    @property
+    def most_keys(self) -> int:
+        """The most keys of a query that `blocks` gives."""
+        return self.keys
+
     def head(self, number: int) -> Rows:
         """The weights of one head, as a function of a slice of queries."""
         raise NotImplementedError
+
+    def blocks(self, number: int) -> Blocks:
+        """The weights of one head of the only batch row, in the form that takes the least time to summarise."""
+        rows = self.head(number)
+        return lambda queries: WeightBlock(rows(queries)[0].float())
 
     def weights(self, queries: slice) -> Tensor:
         """-> BHtS: the weights of a slice of queries."""

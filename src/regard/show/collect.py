@@ -14,12 +14,13 @@ from torch import Tensor
 
 from regard.decode.workers import Workers
 from regard.errors import InputError
-from regard.layers.record import AttentionWeights, Record, Rows, ScoreInputs
+from regard.layers.record import AttentionWeights, Record, Rows, ScoreInputs, WeightBlock
 from regard.models.model import Network
 from regard.progress import QUIET, Progress
-from regard.show.summary import PooledTiles, head_statistics, top_keys
+from regard.show.summary import PooledTiles, block_statistics, top_keys
 
-_BLOCK = 1 << 19  # weights per block: few enough for the processor's cache, and enough for few calls
+_BLOCK = 1 << 20  # weights per block: few enough for the processor's cache, and enough for few calls
+_QUERIES = 32  # per block at least, up to four times as many weights: all keys are read for each block
 _BUDGET = 25_000_000  # weights stored per text, over all layers and heads
 _VECTORS = 10_000_000  # numbers stored of queries, keys and biases
 _MAX_MATRIX = 1 << 27  # weights of a layer that are returned as one tensor
@@ -77,7 +78,7 @@ class LayerAttention:
             return replace(self, score_inputs=score_inputs)
         pooled = LayerAccumulator(self.shape, plan)
         for head, weights in enumerate(self.weights):
-            pooled.add_block(head, 0, weights)
+            pooled.add_block(head, 0, WeightBlock(weights))
         part = pooled.layer(self.buckets)
         return replace(self, weights=None, tiles=part.tiles, top=part.top, score_inputs=score_inputs)
 
@@ -166,11 +167,12 @@ class LayerAccumulator:
         """Add the queries of the next call, head by head and block by block; workers share the heads."""
 
         def add_head(head: int) -> None:
-            for first, block in blocks(weights.head(head), 0, weights.queries, weights):
+            block_of = weights.blocks(head)
+            for queries in block_slices(0, weights.queries, weights):
                 if workers is not None:
                     workers.check()
-                self.add_block(head, self.queries + first, block)
-                progress(len(block))
+                self.add_block(head, self.queries + queries.start, block_of(queries))
+                progress(queries.stop - queries.start)
 
         heads = range(self.shape.heads)
         for _ in map(add_head, heads) if workers is None else workers.run(heads, add_head):
@@ -181,15 +183,19 @@ class LayerAccumulator:
         if self.plan.score_inputs and (inputs := weights.score_inputs()) is not None:
             self.score_inputs.append(inputs)
 
-    def add_block(self, head: int, first: int, block: Tensor) -> None:
-        """Add the weights ts of one head, for the queries from `first` on."""
-        self.statistics[:, head] += head_statistics(block, first).cpu()
-        queries = slice(first, first + len(block))
+    def add_block(self, head: int, first: int, block: WeightBlock) -> None:
+        """Add a block of one head, for the queries from `first` on."""
+        self.statistics[:, head] += block_statistics(block, first).cpu()
+        queries = slice(first, first + len(block.weights))
         if self.weights is not None:
-            self.weights[head, queries, : block.shape[1]] = block.cpu()
+            found = block.weights.cpu()
+            if block.keys is None:
+                self.weights[head, queries, : found.shape[1]] = found
+            else:  # a key may be listed again at weight 0
+                self.weights[head, queries].scatter_add_(1, block.keys.cpu(), found)
             return
-        self.tiles[head].add(first, block)
-        keys, weights = top_keys(block, self.plan.top_keys)
+        self.tiles[head].add(first, block.weights, block.keys)
+        keys, weights = top_keys(block.weights, self.plan.top_keys, block.keys)
         self.top_keys[head, queries, : keys.shape[1]] = keys.to("cpu", torch.int32)
         self.top_weights[head, queries, : keys.shape[1]] = weights.cpu()
 
@@ -212,14 +218,15 @@ def _joined(parts: Sequence[ScoreInputs]) -> ScoreInputs:
     return replace(first, query=query, key=key, vector=vector, bias=bias)
 
 
-def blocks(rows: Rows, first: int, last: int, weights: AttentionWeights) -> Iterator[tuple[int, Tensor]]:
-    """The first query and the weights ts of each block of about _BLOCK weights; those of later keys are 0."""
+def block_slices(first: int, last: int, weights: AttentionWeights, keys: int | None = None) -> Iterator[slice]:
+    """The queries of each block of about _BLOCK weights."""
+    keys = max(1, weights.most_keys if keys is None else keys)
     while first < last:
-        step = _BLOCK // max(1, weights.keys)
+        step = max(_BLOCK // keys, min(_QUERIES, 4 * _BLOCK // keys))
         if weights.only_earlier_keys:  # step * (first + step) = _BLOCK
-            step = int(math.sqrt(first**2 / 4 + _BLOCK) - first / 2)
+            step = max(step, int(math.sqrt(first**2 / 4 + _BLOCK) - first / 2))
         stop = min(first + max(1, step), last)
-        yield first, rows(slice(first, stop))[0].float()
+        yield slice(first, stop)
         first = stop
 
 
@@ -297,8 +304,8 @@ class Collector:
         before = 0
         for rows, weights in self._lazy_rows(name, head):
             begin, end = max(first - before, 0), min(last - before, weights.queries)
-            for start, block in blocks(rows, begin, end, weights):
-                yield before + start, block
+            for queries in block_slices(begin, end, weights, weights.keys):
+                yield before + queries.start, rows(queries)[0].float()
             before += weights.queries
 
     def _lazy_rows(self, name: str, head: int) -> list[tuple[Rows, AttentionWeights]]:

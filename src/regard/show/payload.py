@@ -25,6 +25,7 @@ from regard.show.embeddings import nearest_neighbours, position_tables
 from regard.show.generation import generation_steps, predicted
 from regard.show.html import page
 from regard.show.labels import layer_label
+from regard.show.walk import MAX_TOKENS as MAX_WALKED
 from regard.show.walk import Walk, walk
 from regard.store.files import write_output
 
@@ -212,6 +213,7 @@ def dropped_views(
     embeds = not network.description.embed.characters
     attributes = bool(shapes) and embeds and readout.outputs != "vectors" and readout.directions == 1
     parts = (
+        ("Begin here", True, rest["walk"], MAX_WALKED),
         ("Generation", predicts, rest["generation"], _MAX_TOKENS),
         ("Nearest neighbours", embeds, rest["neighbours"], _MAX_TOKENS),
         ("Explanation", attributes, rest["attribution"], MAX_ATTRIBUTED),

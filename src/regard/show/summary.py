@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from regard.data.tokenize.tokenizer import Offsets, Tokenizer, word_ids
+from regard.layers.record import WeightBlock
 
-_FOLDS = 16  # rows into which a query's weights are folded
+_FOLDS = 8  # rows into which a query's weights are folded
 
 WordSpans = Sequence[tuple[int, int]]
 """The tokens of each word, in order: its first token, and the one after its last."""
@@ -39,11 +40,27 @@ def head_statistics(weights: Tensor, first: int = 0) -> Tensor:
 
     Entropy is in bits, distance in tokens between query and key. Weights that do not sum to one are normalised.
     """
+    return block_statistics(WeightBlock(weights), first)
+
+
+def block_statistics(block: WeightBlock, first: int) -> Tensor:
+    """The same for a block, whose keys may be listed, and whose entropy may be known."""
+    weights, entropy = block.weights, block.entropy
     total = weights.sum(-1).clamp_min(1e-12)
-    surprise = weights.clamp_min(1e-30).log_().neg_()
-    entropy = (torch.linalg.vecdot(weights, surprise) / total + total.log()).clamp_min(0) / math.log(2)
-    distance = _distances(weights, first) / total
+    if entropy is None:
+        surprise = weights.clamp_min(1e-30).log_().neg_()
+        entropy = (torch.linalg.vecdot(weights, surprise) / total + total.log()).clamp_min(0) / math.log(2)
+    distance = (_distances(weights, first) if block.keys is None else _distances_of(block, first)) / total
     return torch.stack([entropy.sum(-1), distance.sum(-1), weights.amax(-1).sum(-1)])
+
+
+def _distances_of(block: WeightBlock, first: int) -> Tensor:
+    """-> t: the sum of weights times distances, of listed keys."""
+    assert block.keys is not None
+    queries = torch.arange(first, first + len(block.keys), device=block.keys.device)
+    distances = (block.keys - queries[:, None]).abs_().to(block.weights.dtype)
+    sums: Tensor = torch.linalg.vecdot(block.weights, distances)
+    return sums
 
 
 def _distances(weights: Tensor, first: int) -> Tensor:
@@ -77,9 +94,14 @@ class PooledTiles:
         offsets = torch.arange(-(-keys // self.weights.shape[1]))
         self._keys = torch.minimum(starts[:-1, None] + offsets, starts[1:, None] - 1)
 
-    def add(self, first: int, block: Tensor) -> None:
-        """Add the weights ts of the queries from `first` on; those of later keys are 0."""
+    def add(self, first: int, block: Tensor, keys: Tensor | None = None) -> None:
+        """Add the weights of the queries from `first` on: of these keys tk, or ts of the first keys; others are 0."""
         count, last = len(self.weights), first + len(block)
+        if keys is not None:
+            rows = torch.arange(first, last, device=keys.device)[:, None] * count // self.queries
+            tiles = rows * self.weights.shape[1] + keys * self.weights.shape[1] // self.keys
+            self.weights.view(-1).scatter_reduce_(0, tiles.flatten().cpu(), block.flatten().cpu(), "amax")
+            return
         for row in range(first * count // self.queries, (last - 1) * count // self.queries + 1):
             start, stop = (-(-edge * self.queries // count) for edge in (row, row + 1))
             part = block[max(start - first, 0) : stop - first].amax(0).cpu()
@@ -87,22 +109,29 @@ class PooledTiles:
             self.weights[row] = torch.maximum(self.weights[row], part[self._keys].amax(-1))
 
 
-def top_keys(weights: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def top_keys(weights: Tensor, count: int, keys: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Weights tS -> tk, tk: the keys with the largest weights, largest first, and the weights; key -1 at weight 0.
 
-    They are in the columns with the largest maxima, if rows of S are folded into a few rows, which takes less time.
+    The weights are those of `keys` tS, or else of the first keys.
     """
+    values, found = _top(weights, min(count, weights.shape[-1]), True)
+    found = found if keys is None else keys.gather(-1, found)
+    return found.masked_fill(values == 0, -1), values
+
+
+def _top(weights: Tensor, count: int, ordered: bool) -> tuple[Tensor, Tensor]:
+    """`topk`, which takes less time among the columns with the largest maxima, if rows are folded into a few rows."""
     size = weights.shape[-1]
-    count, width = min(count, size), -(-size // _FOLDS)
-    if count * 4 > width:
-        values, keys = weights.topk(count, dim=-1)
-    else:
-        folded = torch.nn.functional.pad(weights, (0, _FOLDS * width - size)).unflatten(-1, (_FOLDS, width))
-        columns = folded.amax(dim=-2).topk(count, dim=-1, sorted=False).indices
-        among = (columns[..., None] + width * torch.arange(_FOLDS, device=weights.device)).flatten(-2)
-        values, found = folded.flatten(-2).gather(-1, among).topk(count, dim=-1)
-        keys = among.gather(-1, found)
-    return keys.masked_fill(values == 0, -1), values
+    if size <= _FOLDS * count:
+        values, keys = weights.topk(count, sorted=ordered)
+        return values, keys
+    width = -(-size // _FOLDS)
+    if size % _FOLDS:
+        weights = torch.nn.functional.pad(weights, (0, _FOLDS * width - size), value=-1)  # never among the largest
+    _, columns = _top(weights.unflatten(-1, (_FOLDS, width)).amax(dim=-2), count, False)
+    among = (columns[..., None] + width * torch.arange(_FOLDS, device=weights.device)).flatten(-2)
+    values, found = weights.gather(-1, among).topk(count, sorted=ordered)
+    return values, among.gather(-1, found)
 
 
 @dataclass(frozen=True)

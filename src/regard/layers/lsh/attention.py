@@ -21,7 +21,7 @@ from regard.layers.attention import ablate, head_width, merge_heads, split_heads
 from regard.layers.cache import fold_beams, write_memory
 from regard.layers.contract import Context, Facts, Memory, Sublayer, require_counts
 from regard.layers.linear import linear
-from regard.layers.lsh.banded import BandedWeights, banded_attention, unit_keys
+from regard.layers.lsh.banded import BandedWeights, unit_keys
 from regard.layers.lsh.masks import SELF_PENALTY, Buckets, Chunks, Full, RankWindow
 from regard.layers.record import AttentionWeights, Rows, ScoreInputs
 
@@ -85,7 +85,9 @@ class LSHAttentionLayer(Sublayer):
         if context.remember:
             memory = write_memory(memory, *(part.transpose(1, 2) for part in (unit_keys(q), v, buckets)))
         if fresh:
-            y, weights = self.attend(q, v, buckets, context.document_ids())
+            found = self.attend(q, v, buckets, context.document_ids())
+            weights: AttentionWeights = found
+            y = torch.zeros_like(v) if context.output_is_unused else found.output()
         else:
             used = tuple(part.transpose(1, 2) for part in memory.used)
             y, weights = self.attend_memory(q, buckets, used, context)
@@ -134,14 +136,14 @@ class LSHAttentionLayer(Sublayer):
 
     def attend(
         self, q: Tensor, v: Tensor, buckets: Tensor, document_ids: Tensor | None
-    ) -> tuple[Tensor, AttentionWeights]:
-        """BHTK, BHTV, BHTR -> BHTV and its weights: attention within one text, computed at once."""
+    ) -> BandedWeights | SharedQKWeights:
+        """BHTK, BHTV, BHTR -> its weights, which compute its output: attention within one text."""
         per_head = None if document_ids is None else document_ids.repeat_interleave(self.heads, 0)
         traced = torch._C._is_tracing()  # bands depend on the length, and an exported graph is for any
         by_round = buckets.transpose(2, 3)
         bands = None if traced else self.pattern.bands(by_round.flatten(0, 1), per_head, self.description.causal)
         if bands is not None:
-            return banded_attention(q, None, v, bands), BandedWeights(v, self.out.weight, q, None, bands)
+            return BandedWeights(v, self.out.weight, q, None, bands)
         slots = torch.arange(q.shape[2], device=q.device)
 
         def visible(queries: slice) -> Tensor:
@@ -153,8 +155,7 @@ class LSHAttentionLayer(Sublayer):
                 return self.pattern.within(by_round, mask)
             return mask if document_ids is None else mask[:, None]
 
-        weights = SharedQKWeights(v, self.out.weight, q, unit_keys(q), slots, visible)
-        return weights.output(), weights
+        return SharedQKWeights(v, self.out.weight, q, unit_keys(q), slots, visible)
 
     def attend_memory(
         self, q: Tensor, query_buckets: Tensor, memory: tuple[Tensor, ...], context: Context

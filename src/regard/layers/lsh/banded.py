@@ -20,8 +20,9 @@ from torch import Tensor
 
 from regard.errors import RunFailed
 from regard.layers.patterns import ChunkSpan, SelfPattern
-from regard.layers.record import AttentionWeights, Rows, ScoreInputs
+from regard.layers.record import AttentionWeights, Blocks, Rows, ScoreInputs, WeightBlock
 
+_FEW = 4  # the part of all keys, at most, that is summarised key by key is one of so many
 _SLICE = 8192  # sorted positions per slice, whose working set stays in a CPU's cache
 
 Mask = Callable[[slice, slice], Tensor]
@@ -32,6 +33,8 @@ Mask = Callable[[slice, slice], Tensor]
 class Band:
     """N rows of M sorted positions, a whole number of chunks.
 
+    Rounds of one band may find a key several times, which adds up; a later band hides what earlier ones found, but
+    not the token itself.
     The window of a chunk is the chunk itself, `before` chunks before it and `after` after it. Windows wrap around at
     both ends; the mask hides what must not be attended to.
     """
@@ -234,6 +237,21 @@ def _round_shares(bands: list[Band], lses: list[Tensor]) -> list[Tensor]:
     return list(torch.cat(rounds, dim=1).softmax(1).split([len(part[0]) for part in rounds], dim=1))
 
 
+def _summed(keys: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys tk and their weights -> the same with each key once, and the sum of its weights; the rest has weight 0."""
+    keys, order = keys.sort(-1)
+    number = F.pad(keys[:, 1:] != keys[:, :-1], (1, 0)).cumsum(-1)  # of the key, among the query's different keys
+    weights = torch.zeros_like(weights).scatter_add_(-1, number, weights.gather(-1, order))
+    return torch.zeros_like(keys).scatter_(-1, number, keys), weights
+
+
+def _own_once(keys: Tensor, weights: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys tk and their weights -> the same with the sum of the weights of each query's own key at the end only."""
+    found = keys == own
+    total = torch.linalg.vecdot(weights, found.to(weights.dtype))[:, None]
+    return torch.cat([keys, own], dim=-1), torch.cat([weights.masked_fill_(found, 0.0), total], dim=-1)
+
+
 _KERNEL = "_scaled_dot_product_flash_attention_for_cpu"
 _ARGUMENTS = {
     "": "query key value dropout_p is_causal attn_mask scale",
@@ -289,6 +307,10 @@ class BandedWeights(AttentionWeights):
     def queries(self) -> int:
         return self.query.shape[2]
 
+    def output(self) -> Tensor:
+        """-> BHTV: the attention output."""
+        return banded_attention(self.query, self.key, self.values, self.bands, self.scale)
+
     def head(self, number: int) -> Rows:
         rows = [self.windows(row) for row in range(number, len(self.query) * self.heads, self.heads)]
 
@@ -300,6 +322,31 @@ class BandedWeights(AttentionWeights):
             return found
 
         return weights_of
+
+    @property
+    def most_keys(self) -> int:
+        rounds = ((band, band.sorted_positions.shape[1]) for band in self.bands)
+        listed = sum(count * (band.before + 1 + band.after) * band.chunk for band, count in rounds)
+        # Windows as long as the text could reach a key from both ends.
+        return listed if listed * _FEW <= self.keys else self.keys
+
+    def blocks(self, number: int) -> Blocks:
+        if self.most_keys == self.keys:
+            return super().blocks(number)
+        rounds = self.windows(number)
+        repeats = any(band.sorted_positions.shape[1] > 1 for band in self.bands)
+
+        def block_of(queries: slice) -> WeightBlock:
+            keys = torch.cat([tokens[chunk[queries]] for tokens, chunk, _ in rounds], dim=-1)
+            weights = torch.cat([found[queries].float() for *_, found in rounds], dim=-1)
+            if repeats:
+                keys, weights = _summed(keys, weights)
+            elif len(rounds) > 1:
+                own = torch.arange(queries.start, queries.stop, dtype=keys.dtype, device=keys.device)[:, None]
+                keys, weights = _own_once(keys, weights, own)
+            return WeightBlock(weights, keys.long())
+
+        return block_of
 
     def windows(self, row: int) -> list[tuple[Tensor, Tensor, Tensor]]:
         """Of a row, per round: the tokens in each chunk's window cW, each token's chunk T, its weights there TW."""

@@ -67,7 +67,7 @@ function mountAblation(root, app) {
   function buildGrid() {
     cells.length = 0;
     const parts = Array.from({length: widest}, (_, head) => svg("text", {class: "tick", x: left + (head + 0.5) * cellWide, y: 14, "text-anchor": "middle"},
-      String(head + 1)));
+      String(head)));
     layers.forEach((layer, at) => {
       const {name, heads} = layer;
       const y = 22 + at * cellTall;
@@ -148,7 +148,7 @@ function mountAblation(root, app) {
         checked: ticked.has(keyOf(one.layer, one.head)), onchange: () => tick(one.layer, one.head)})) : null,
       element("th", {scope: "row"}, element("button", {type: "button", class: "plain", onclick: () => select({name: one.layer, head: one.head})},
         word(layerOf(one).title))),
-      element("td", {}, String(one.head + 1)), element("td", {}, number(one.loss)), element("td", {}, signed(change(one))),
+      element("td", {}, String(one.head)), element("td", {}, number(one.loss)), element("td", {}, signed(change(one))),
       element("td", {}, String(one.changed.length)))));
     const heads = columns.map(([name, text]) => element("th", {scope: "col", "aria-sort": name === by ? (down ? "descending" : "ascending") : "none"},
       element("button", {type: "button", class: "plain", "data-order": name, onclick: () => state.set({order: by === name && down ? name : `-${name}`})},

@@ -108,7 +108,7 @@ function mountBuckets(root, app) {
       element("td", {class: "dots", "aria-label": roundText(found)}, dots(found)), element("td", {}, roundText(found)), element("td", {}, number(weight))));
     partners.replaceChildren(
       element("p", {}, tokenWord(tokens[row], {class: "boxed"}),
-        ` (token ${row}) shares a bucket with ${lines.filter(({found}) => found.some(Boolean)).length} other tokens in ${count} ${count === 1 ? "round" : "rounds"}`,
+        ` (token ${row.toLocaleString("en")}) shares a bucket with ${lines.filter(({found}) => found.some(Boolean)).length.toLocaleString("en")} other tokens in ${count} ${count === 1 ? "round" : "rounds"}`,
         lines.length > 40 ? "; the top 40 keys by weight are listed." : "."),
       ...(rows.length ? [scrollBox({}, element("table", {class: "keys"},
         element("thead", {}, element("tr", {}, ["key", "rounds", "shared in", "weight"].map((text) => element("th", {scope: "col"}, text)))),
@@ -174,7 +174,7 @@ function mountBuckets(root, app) {
     shown = {...(inPart ? shown : {}), tokens: app.trace().sides[layer.rows].tokens, part, buckets, count, layer, row, weights};
     const key = `${layer.name} ${head} ${start}`;
     note.textContent = `${headOf(layer, head)}: ${count} hash ${count === 1 ? "round" : "rounds"}. ` +
-      (layer.queries > windowLength ? `Tokens ${part[0]} to ${part[1] - 1} of ${layer.queries} are shown.` : "Point at a token to see the tokens in its buckets.");
+      (layer.queries > windowLength ? `Tokens ${part[0].toLocaleString("en")} to ${(part[1] - 1).toLocaleString("en")} of ${layer.queries.toLocaleString("en")} are shown.` : "Point at a token to see the tokens in its buckets.");
     if (built !== key || names.includes("theme")) {
       build(shown);
       draw(shown);

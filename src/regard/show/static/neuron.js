@@ -4,6 +4,7 @@ import {signedBars} from "./plot.js";
 import {chooser, moved, tokenStrip, tokenWord, latestCall, within} from "./tokens.js";
 
 const maxTableKeys = 64; // of more keys only the top ones are listed
+const smallest = 2 ** -24; // above 0 in float16
 
 // Row t of head h in a tensor of heads x rows x width.
 function vectorOf({shape, data}, head, t) {
@@ -62,7 +63,13 @@ export async function computedRow(app, layer, head, row) {
     attended[s] = exact ? recorded[s] > 0 : !layer.causal || s <= row;
   }
   const recordedText = (s) => number(exact || recorded[s] > 0 ? recorded[s] : null); // a dash where nothing was recorded
-  return {query, keyAt: (s) => vectorOf(keys, head, s), vector, bias, recorded, recordedText, exact, scores, attended, ...maskedSoftmax(scores, attended)};
+  return {row, query, keyAt: (s) => vectorOf(keys, head, s), vector, bias, recorded, recordedText, exact, scores, attended, ...maskedSoftmax(scores, attended)};
+}
+
+// Why a key has no weight: it is masked, or its weight is less than the smallest number of float16.
+function unattended(layer, found, s) {
+  const later = layer.causal && s > found.row;
+  return !later && Math.exp(found.scores[s] - found.maximum) < smallest * found.sum ? "≈ 0" : "masked";
 }
 
 function mountNeuron(root, app) {
@@ -109,7 +116,7 @@ function mountNeuron(root, app) {
     body.replaceChildren(...order.map((s) => {
       const gauge = element("i");
       gauge.style.width = `${(100 * found.weights[s]) / most}%`;
-      const dash = element("span", {class: "quiet"}, "masked");
+      const dash = element("span", {class: "quiet"}, unattended(layer, found, s));
       return element("tr", {
         tabindex: -1, "data-key": s, "data-score": found.scores[s], "data-exponential": found.exponentials[s], "data-weight": found.weights[s],
         "data-recorded": found.recorded[s], class: found.attended[s] ? null : "masked-key",

@@ -154,7 +154,8 @@ export function barChart(name, rows, {most = null, maxLength = 14} = {}) {
 // Rows of signed numbers, one bar per number: rows are [{part, text, values, most}].
 export function signedBars(name, rows) {
   const [width, tall] = [roomFor(860, 48), 58];
-  const [left, right] = [96, 12];
+  const names = rows.map((row) => label(row.text, 18));
+  const [left, right] = [Math.max(96, 24 + 7 * Math.max(...names.map((name) => name.length))), 12];
   const height = tall * rows.length;
   const root = svg("svg", {class: "signed", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": visible(name)});
   const room = width - left - right;
@@ -170,7 +171,7 @@ export function signedBars(name, rows) {
       else up += bar;
     });
     root.append(svg("g", {"data-part": row.part, "data-values": Array.from(row.values).join(" ")},
-      svg("text", {class: "name", x: left - 12, y: middle, dy: ".35em", "text-anchor": "end"}, label(row.text, 14)),
+      svg("text", {class: "name", x: left - 12, y: middle, dy: ".35em", "text-anchor": "end"}, names[index]),
       svg("path", {class: "rule", d: `M${left} ${middle}H${width - right}`}),
       svg("path", {class: "plus", d: up}), svg("path", {class: "minus", d: down})));
   });

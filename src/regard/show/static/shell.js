@@ -135,7 +135,9 @@ export class Shell {
     this.fold.hidden = !layer && this.trace.whole.hidden;
     this.film?.show(page.traces.length, state.get("trace"), visible(trace.label));
     this.leftOut.hidden = !trace.left_out.length;
-    this.leftOut.textContent = `Not on this page: ${trace.left_out.map(([what, why]) => visible(`${what} (${why})`)).join("; ")}.`;
+    const long = trace.left_out.some(([, why]) => !why.startsWith("stopped"));
+    const exact = trace.layers.every(({weights}) => weights) || page.live ? "" : "; without --out, it computes the exact weights of what is zoomed to";
+    this.leftOut.textContent = `Not on this page: ${trace.left_out.map(([what, why]) => visible(`${what} (${why})`)).join("; ")}.${long ? ` To see them, run regard show with a part of the text${exact}.` : ""}`;
     this.texts.update().catch((error) => this.fail(error));
   }
 

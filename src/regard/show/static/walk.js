@@ -50,14 +50,18 @@ function mountWalk(root, app) {
     const {table, position, read} = trace.walk.embeddings[side];
     const load = async (ref) => (ref ? rowOf(await app.store.tensor(ref), row) : null);
     const [vector, place, sum] = [await load(table), await load(position), await load(read)];
-    const most = largest(sum, ...(vector ? [vector] : []), ...(place ? [place] : []));
+    const added = [vector, place].filter(Boolean);
+    const most = largest(...(added.length ? added : [sum]));
+    // A layer norm may follow, as in BERT: then the sum has a scale of its own.
+    const changed = place !== null && sum.some((x, i) => Math.abs(x - vector[i] - place[i]) > 0.01 * most);
     const rows = [];
     if (place) rows.push(drawn("table", "embedding", vector, most), drawn("position", "position", place, most));
-    rows.push(drawn("read", place ? "sum" : "embedding", sum, most));
+    rows.push(drawn("read", changed ? "normalised" : place ? "sum" : "embedding", sum, changed ? largest(sum) : largest(sum, ...added)));
     return step("embedding", place ? "Embedding plus position" : "Embedding",
       said(name(), ` becomes a vector of ${sum.length} numbers, `,
         trace.walk.characters ? "made from its characters by convolutions" : "one row of a table that was trained",
-        place ? ". Attention does not know order, so a vector of the position is added." : "."),
+        place ? ". Attention does not know order, so a vector of the position is added." : ".",
+        changed ? " The sum is normalised before the first layer reads it." : ""),
       signedBars("the vector of the token", rows));
   }
 
@@ -65,7 +69,7 @@ function mountWalk(root, app) {
     const [found, values, outputs] = [await computedRow(app, layer, head, row),
       await app.store.tensor(trace.walk.layers[layer.name].values), await app.store.tensor(trace.walk.layers[layer.name].outputs)];
     const side = trace.sides[layer.columns];
-    const order = Array.from(side.tokens, (_, s) => s).filter((s) => found.attended[s]).sort((a, b) => found.recorded[b] - found.recorded[a]);
+    const order = Array.from(side.tokens, (_, s) => s).filter((s) => found.attended[s]).sort((a, b) => found.recorded[b] - found.recorded[a] || found.scores[b] - found.scores[a]);
     const best = order[0] ?? 0;
     const value = rowOf(values, best, head);
     const key = found.keyAt(best);
@@ -75,6 +79,7 @@ function mountWalk(root, app) {
     const sum = new Float64Array(output.length);
     order.forEach((s) => rowOf(values, s, head).forEach((x, i) => (sum[i] += found.recorded[s] * x)));
     const top = largest(sum, output, value);
+    const few = order.length > maxKeys ? ` The ${maxKeys} keys with the largest weights are drawn, of ${order.length.toLocaleString("en")}.` : "";
     const low = Math.min(0, ...scores);
     const stateful = layer.name.endsWith("cross") && !trace.walk.feedforward; // a recurrent or convolutional decoder
     return [
@@ -85,10 +90,10 @@ function mountWalk(root, app) {
         signedBars("query, key and value", [drawn("query", "query", found.query, most), drawn("key", "key", key, most),
           drawn("value", "value", value, largest(value))])),
       step("scores", "Scores", said(layer.score_inputs.kind === "additive" ? "The query is compared with every key: v · tanh(query + key)."
-        : `The dot product of the query with every key, times ${scaleText(layer.score_inputs.scale)}.`),
+        : `The dot product of the query with every key, times ${scaleText(layer.score_inputs.scale)}.`, few, low < 0 ? " The bars start at the lowest score." : ""),
       barChart("scores above the lowest", order.slice(0, maxKeys).map((s) => ({text: side.tokens[s], value: found.scores[s] - low,
         shown: number(found.scores[s])})))),
-      step("softmax", "Softmax", said("Scores become weights between 0 and 1 that sum to one."),
+      step("softmax", "Softmax", said("Scores become weights between 0 and 1 that sum to one.", few),
         barChart("attention weights", order.slice(0, maxKeys).map((s) => ({text: side.tokens[s], value: found.recorded[s], marked: s === best})), {most: 1})),
       step("sum", stateful ? "Weighted sum of values: the context vector" : "Weighted sum of values",
         said(`Each value times its weight, added up: ${stateful ? "what the decoder learns of the source at this step" : "the output of this head"}.`),
@@ -145,6 +150,17 @@ function mountWalk(root, app) {
       element("p", {}, temperature.root, " ", topK.root, " ", draw, " ", drawnToken), chart);
   }
 
+  // The end of the way in a classifier.
+  function labelStep({prediction}) {
+    if (!prediction) return null;
+    const pooled = "The last vectors of all tokens become one vector of the text.";
+    const [[best, probability]] = prediction;
+    if (probability === null) return step("label", "The number", said(`${pooled} A linear map makes a number of it: `, element("strong", {}, visible(best)), "."));
+    return step("label", "The label", said(`${pooled} Each label gets a score, and softmax turns scores into probabilities. The model predicts `,
+      element("strong", {}, visible(best)), "."),
+    barChart("probabilities of labels", prediction.map(([text, value], at) => ({text, value, marked: at === 0})), {most: 1}));
+  }
+
   async function update() {
     const trace = app.trace();
     const layer = app.layer();
@@ -157,7 +173,7 @@ function mountWalk(root, app) {
     const name = () => tokenWord(shown[row], {class: "boxed"});
     const steps = [await embeddingStep(trace, read, row, name)];
     if (layer?.score_inputs && trace.walk.layers[layer.name]) steps.push(...await attentionSteps(trace, layer, head, row, name));
-    if (read === readSide(trace)) steps.push(await layersStep(trace, row), await predictionStep(trace, row));
+    if (read === readSide(trace)) steps.push(await layersStep(trace, row), await predictionStep(trace, row), labelStep(trace));
     else steps.push(step("encoder", "On to the decoder", said("The encoder's last vectors are what the decoder attends to. Choose a layer of the decoder to go on.")));
     if (!isLatest()) return;
     tokens.show({tokens: shown, chosen: row});
