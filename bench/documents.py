@@ -33,7 +33,7 @@ def translate(model: regard.api.LoadedModel, sources: list[str]) -> list[str]:
     """Translate sentences with tags as `translate_document` does."""
     segments = [protect(read_document(f"<p>{source}</p>", "html").segments[0]) for source in sources]
     wrapped = [source.index(segment.write(str)) for source, segment in zip(sources, segments)]
-    found = translate_sentences(segments, model.translate, model.unit_weights())
+    found = translate_sentences(segments, lambda texts, _: model.translate(texts), model.unit_weights())
     return [
         source[:start] + one.write(str) + source[start + len(segment.write(str)) :]
         for source, segment, one, start in zip(sources, segments, found, wrapped)

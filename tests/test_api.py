@@ -224,22 +224,65 @@ def test_a_model_with_next_sentence_prediction_classifies_pairs():
         model.classify(["a dog runs"])
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["a", None], "takes texts, got a NoneType at index 1"),
-        ([b"a"], "takes texts, got a bytes at index 0"),
-        (b"a", "takes a text or a list of texts, got a bytes"),
-        (3, "takes a text or a list of texts, got a int"),
-    ],
-)
-def test_what_is_no_text_is_refused_by_its_place(texts: Any, message: str):
-    for model, verb in (
-        (small(MODELS["pre-norm"]), "translate"),
-        (small(MODELS["t5"]), "translate"),
-        (small(zoo.bert(16, 1, 2)), "fill"),
-    ):
-        with pytest.raises(InputError, match=f"{verb} {message}"):
-            getattr(model, verb)(texts)
-    with pytest.raises(InputError, match="look takes one text"):
-        small(MODELS["pre-norm"]).look(texts)
+NO_TEXTS: list[tuple[Any, str]] = [
+    (["a", None], r"got None at index 1\. Give strings\."),
+    ([b"a"], r'got bytes at index 0\. Decode bytes: \.decode\("utf-8"\)\.'),
+    (("a", "b", 3), "got an int at index 2"),
+    (None, "got None"),
+    (b"a", "got bytes"),
+    (3, "got an int"),
+    ({"a": "b"}, "got a dict"),
+    ((text for text in "ab"), "got a generator"),
+]
+
+
+@pytest.mark.parametrize(("texts", "message"), NO_TEXTS)
+def test_what_is_no_list_of_texts_is_refused_by_its_place(texts: Any, message: str):
+    translator, encoder, writer = small(MODELS["pre-norm"]), small(zoo.bert(16, 1, 2)), small(zoo.gpt2(16, 1, 2))
+    for call in (
+        translator.translate, small(MODELS["t5"]).translate, regard.ensemble([translator]).translate,
+        translator.translations, encoder.fill, encoder.embed, encoder.score, writer.scores, encoder.classify,
+        lambda texts: writer.continuations(texts, writer.defaults()), lambda texts: translator.score(texts, ["a"]),
+        lambda texts: translator.align(["a"], texts), lambda texts: translator.align(texts, texts),
+        lambda texts: translator.translate("a", must=texts), lambda texts: writer.generate("a", stop=texts),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message) as error:
+            call(texts)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", [None, b"a", ["a"], 3])
+def test_what_is_no_text_is_refused(text: Any):
+    translator, writer = small(MODELS["pre-norm"]), small(zoo.gpt2(16, 1, 2))
+    for call in (
+        writer.generate, writer.stream, translator.stream, translator.look, translator.lsh_recall,
+        lambda text: translator.look("a", text or 3), lambda text: translator.confidences("a", text),
+        lambda text: translator.alternatives(text, "a", 0),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=r"takes one text, got (None|bytes|a list|an int)\."):
+            call(text)
+    with pytest.raises(InputError, match="translate_document takes a file or a text"):
+        translator.translate_document(text, kind="text")
+    with pytest.raises(InputError, match="a glossary is a dictionary"):
+        translator.translate("a", glossary=text or 3)
+
+
+def test_what_is_no_model_no_number_and_no_term_is_refused():
+    model = small(MODELS["pre-norm"])
+    for call, message in (
+        (lambda: regard.ensemble(["runs/a"]), r"ensemble takes models that are loaded, got 'runs/a'"),
+        (lambda: model.fuse(None), "fuse takes models that are loaded, got None"),
+        (lambda: model.translate("a", beam="5"), "beam must be a number, got '5'"),
+        (lambda: model.translate("a", must=["\ud800"]), "unpaired surrogate"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            call()
+
+
+def test_a_pair_has_two_texts():
+    model = small(zoo.bert(8, 1, 2, max_positions=64, next_sentence=True))
+    for pair, message in (
+        (("a",), r"got 1 at index 1\. Give two"), (("a", None), "got None at index 1, part 1"), ("ab", "Give pairs"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=message):
+            model.classify([("a", "b"), pair])

@@ -270,3 +270,45 @@ def test_the_core_brings_no_package_that_only_an_extra_needs() -> None:
     assert {"torch", "numpy", "tokenizers", "rich", "markdown-it-py"} <= core
     assert not core & {"pyarrow", "matplotlib", "ctranslate2", "h5py", "fastapi", "onnx", "babel", "sentencepiece"}
     assert {"fastapi", "pydantic"} <= served
+
+
+def test_an_unknown_extra_is_refused_before_anything_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench import install
+
+    monkeypatch.setattr(install, "Environment", None)
+    monkeypatch.setattr("sys.argv", ["install", "--seconds", "--only", "serv"])
+    with pytest.raises(SystemExit):
+        install.main()
+    assert "no such extra: serv. There are serve" in capsys.readouterr().err
+
+
+def test_the_seconds_of_torch_the_core_and_each_extra_are_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from bench import install
+
+    class Fake:
+        def __init__(self, folder: Path) -> None:
+            self.folder, self.here = folder.parent, {"pip"}
+
+        def pip(self, verb: str, *arguments: str) -> str:
+            if verb == "wheel":
+                (self.folder / "regard-0.1.0-py3-none-any.whl").touch()
+            else:
+                self.here -= {*arguments}
+            return ""
+
+        def packages(self) -> set[str]:
+            return set(self.here)
+
+        def install(self, package: str) -> tuple[float, float]:
+            assert "mido" not in self.here  # an extra is taken out before the next one
+            self.here.add("mido" if package.endswith("[music]") else package)
+            return 2.0, 1.0
+
+    monkeypatch.setattr(install, "Environment", Fake)
+    install.print_seconds(["music", "serve"], "torch")
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows == [f"| {name} | 2.0 | 1.0 |" for name in ("torch", "core, beside torch", "music", "serve")]

@@ -24,9 +24,18 @@ from regard.decode.document import (
     open_journal,
     translate_segments,
 )
+from regard.decode.document_terms import DocumentTerms
 from regard.decode.embed import Layer, TokenVectors, Vectors, embed, embed_tokens
 from regard.decode.fill import FilledText, fill_masks, fill_spans
 from regard.decode.generate import QUIET, GeneratedText, Progress, translation_requests
+from regard.decode.given_texts import (
+    require_pairs,
+    require_text,
+    several_texts,
+    terms_of,
+    texts_of,
+    texts_or_pairs,
+)
 from regard.decode.inputs import add_special_tokens, capabilities, require_capability
 from regard.decode.mbr import MBR
 from regard.decode.options import Options
@@ -34,7 +43,7 @@ from regard.decode.score import TextScore, score_masked, score_pairs, score_text
 from regard.decode.tags import Weigh
 from regard.decode.terms import Constraints
 from regard.decode.terms import Glossary as Glossary
-from regard.decode.text_generator import TextGenerator, require_text, shown_progress, texts_of
+from regard.decode.text_generator import Terms, TextGenerator, shown_progress
 from regard.decode.text_generator import ensemble as ensemble
 from regard.engines.folder import CONVERTED_PRECISION, PROGRAMS, Engine, find_converted
 from regard.engines.model import ConvertedModel
@@ -174,6 +183,7 @@ class LoadedModel(TextGenerator):
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """As `TextGenerator.translations`; a converted model translates what it can."""
         self._require("translate")
+        several_texts("translations", texts)
         engine = self._engine_to("translate")
         if engine is None:
             return super().translations(
@@ -192,6 +202,7 @@ class LoadedModel(TextGenerator):
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """As `TextGenerator.continuations`; a converted model generates what it can."""
         self._require("generate")
+        several_texts("continuations", prompts)
         engine = self._engine_to("generate")
         if engine is None:
             return super().continuations(prompts, options, constraints=constraints, progress=progress)
@@ -216,6 +227,8 @@ class LoadedModel(TextGenerator):
         kind: DocumentKind | None = None,
         language: str | None = None,
         split: bool = True,
+        glossary: Terms | None = None,
+        must_not: Sequence[str] = (),
         options: Options | None = None,
         progress: Progress | None = None,
     ) -> TranslatedDocument:
@@ -223,28 +236,38 @@ class LoadedModel(TextGenerator):
 
         `out` is written when all is done, and a translation that was killed on the way is resumed. `language` is the
         source's, whose rules say where a sentence ends; without `split` a paragraph is translated as a whole, if it is
-        not longer than the texts of the training.
+        not longer than the texts of the training. A sentence with a source term of the `glossary` uses its target term,
+        and none contains the terms of `must_not`; one for which that is impossible is marked.
         """
         self._require("translate")
         opened = open_document(document, kind)
         options = options or self.defaults()
         pieces = self.splitter(language, sentences=split)
-        key = [self.fingerprint(), asdict(options), language, split, opened.digest]
+        terms = DocumentTerms(Glossary.of(glossary or {}), terms_of(must_not, "must_not"))
+        key = [self.fingerprint(), asdict(options), language, split, opened.digest, asdict(terms)]
         journal = nullcontext(Journal()) if out is None else open_journal(Path(out), digest_of(key))
         with journal as finished, shown_progress(progress, opened.sentences(pieces), "translating") as advance:
             found = translate_segments(
-                opened.segments, partial(self._lines, options), self.unit_weights(), split=pieces, journal=finished,
-                progress=advance,
+                opened.segments, partial(self._lines, options), self.unit_weights(), split=pieces, terms=terms,
+                journal=finished, progress=advance,
             )  # fmt: skip
             translated = TranslatedDocument(opened.render(found.segments), found.sentences, found.marked)
             if out is not None:
                 write_output(Path(out), translated.content)
         return translated
 
-    def _lines(self, options: Options, texts: list[str]) -> list[str]:
-        """The best translations, each as one line."""
-        found = self.translations(texts, options, progress=QUIET)
-        return [hypotheses[0].text.replace("\n", " ") for hypotheses in found]
+    def _lines(self, options: Options, texts: list[str], constraints: Sequence[Constraints | None]) -> list[str]:
+        """The best translations, each as one line; a text of which none meets its constraints is translated freely."""
+        steered = constraints if any(constraints) else None
+        found = [several[0] for several in self.translations(texts, options, constraints=steered, progress=QUIET)]
+        lines = [one.text.replace("\n", " ") for one in found]
+        free = [index for index, one in enumerate(found) if one.impossible is not None]
+        if free:
+            # Without the terms that it must have; and if that is impossible too, without any.
+            allowed = [one.allowed if (one := constraints[index]) and one.requires else None for index in free]
+            for index, line in zip(free, self._lines(options, [texts[index] for index in free], allowed)):
+                lines[index] = line
+        return lines
 
     def splitter(self, language: str | None = None, *, sentences: bool = True) -> Callable[[str], list[str]]:
         """A function that cuts a text into sentences, and these at clauses, if they are longer than those learnt."""
@@ -294,7 +317,7 @@ class LoadedModel(TextGenerator):
 
     def align(self, sources: Sequence[str], targets: Sequence[str]) -> list[Links]:
         """The word alignment of each pair: (source word, target word), counted from 0."""
-        _require_pairs("align", sources, targets)
+        require_pairs("align", sources, targets)
         with waiting(len(sources), "aligning") as advance:
             return self.aligner.align(sources, targets, advance)
 
@@ -302,7 +325,7 @@ class LoadedModel(TextGenerator):
         self, sources: Sequence[str], targets: Sequence[str], gold: Sequence[Links] | None = None
     ) -> list[Head]:
         """Choose and keep the heads that align these pairs best; `gold` are their true alignments, if known."""
-        _require_pairs("choose_alignment_heads", sources, targets)
+        require_pairs("choose_alignment_heads", sources, targets)
         if gold is not None and len(gold) != len(sources):
             raise InputError(f"{len(sources):,} pairs and {len(gold):,} alignments: give one alignment per pair.")
         self.generation_config.pop("alignment_heads", None)
@@ -317,6 +340,8 @@ class LoadedModel(TextGenerator):
 
         For a language model, `text` is the prompt, and `translation` the generated text, which begins with it.
         """
+        for one in (text, translation):
+            require_text("confidences", one)
         self._require_decoder("confidences")
         return text_confidences(self.network, self.tokenizers, text, translation)
 
@@ -339,7 +364,7 @@ class LoadedModel(TextGenerator):
 
     def calibrate(self, sources: Sequence[str], references: Sequence[str], *, progress: Progress | None = None) -> None:
         """Calibrate the confidences by pairs that were not trained on; sets `calibration`."""
-        _require_pairs("calibrate", sources, references)
+        require_pairs("calibrate", sources, references)
         noted, self._noted = self._noted, True  # that a validation text is long says nothing to the caller
         best = [hypotheses[0] for hypotheses in self.translations(sources, progress=progress)]
         self._noted = noted
@@ -356,6 +381,8 @@ class LoadedModel(TextGenerator):
         Everything before the word stays; what follows it is searched for anew. For a language model, `text` is the
         prompt, and `translation` the generated text, which begins with it.
         """
+        for one in (text, translation):
+            require_text("alternatives", one)
         self._require_decoder("alternatives")
         options = options or self.defaults()
         return alternatives(self.network, self.tokenizers, text, translation, at, options, count=count)
@@ -410,7 +437,7 @@ class LoadedModel(TextGenerator):
         `pool` is "mean", "first", "last" or "max"; `layer` is an index (0: the embedding) or "mix", the mean of all.
         `stateful`: each text is read from the recurrent state after the one before, as the published ELMo does.
         """
-        _require_texts("embed", texts)
+        several_texts("embed", texts)
         if tokens and pool is not None:
             raise InputError("vectors of tokens are not pooled (--tokens). Leave out --pool.")
         max_length: int | None = self.config.get(MAX_TEXT_LENGTH)
@@ -433,7 +460,7 @@ class LoadedModel(TextGenerator):
 
     def classify(self, texts: Sequence[Text], *, progress: Progress | None = None) -> list[Prediction]:
         """The prediction for each text or pair of texts: a label, a number, or a tag per word."""
-        _require_texts("classify", texts)
+        texts_or_pairs("classify", texts)
         self._require("classify")
         with shown_progress(progress, len(texts), "classifying") as advance:
             engine = self._engine_to("classify")
@@ -452,7 +479,9 @@ class LoadedModel(TextGenerator):
 
         A masked language model gives the pseudo-log-likelihood: each token is masked in turn.
         """
-        _require_pairs("score", source, target)
+        several_texts("score", source)
+        if target is not None:
+            require_pairs("score", source, target)
         both = self.network.shape == "encoder-decoder"
         self._require("score")
         if both != (target is not None):
@@ -482,7 +511,8 @@ class LoadedModel(TextGenerator):
         A language model reads `target` after the text, then generates `length` tokens itself. `layers` are names or
         wildcards, such as "decoder.*.cross". Reports progress in generated tokens.
         """
-        require_text("look", text)
+        for one in (text, *([] if target is None else [target])):
+            require_text("look", one)
         if not text.strip():
             raise InputError("the text is empty, so there is nothing to attend to (text). Give at least one word.")
         if length < 0 or (length and self.network.shape != "decoder"):
@@ -506,6 +536,8 @@ class LoadedModel(TextGenerator):
 
     def lsh_recall(self, text: str, target: str | None = None, *, top: int = 64) -> LSHRecall:
         """LSH recall: the share of the `top` largest weights that hashing finds, by layer, head and hash rounds."""
+        for one in (text, *([] if target is None else [target])):
+            require_text("lsh_recall", one)
         if self.network.shape == "encoder-decoder" and target is None:
             target = self.translate(text)
         return lsh_recall(self.network, self.tokenizers, text, target, top=top)
@@ -520,13 +552,3 @@ class LoadedModel(TextGenerator):
 
     def _require(self, verb: str) -> None:
         require_capability(self.description, self.tokenizer, verb)
-
-
-def _require_texts(what: str, texts: Sequence[Any]) -> None:
-    if isinstance(texts, str):
-        raise InputError(f"{what} takes a list of texts. Put the text into one.")
-
-
-def _require_pairs(what: str, sources: Sequence[str], targets: Sequence[str] | None) -> None:
-    if isinstance(sources, str) or isinstance(targets, str) or (targets is not None and len(targets) != len(sources)):
-        raise InputError(f"{what} takes lists of texts, as many targets as sources.")

@@ -181,7 +181,7 @@ OTHER_LABELS = Fault("config.json names fewer or more labels than the weights ha
 UNKNOWN_ARCHITECTURE = Fault("A folder holds an unsupported model",
     "model_type {found!r} is not supported ({folder}/config.json).",
     "regard reads its own folders and those of GPT-2, BERT, RoBERTa, XLM-RoBERTa, CamemBERT, DistilBERT, ELECTRA, "
-    "ALBERT, T5, mT5, Marian, BART, mBART, M2M100 (NLLB), Reformer, Llama, Mistral and Qwen2.")
+    "ALBERT, T5, mT5, Marian, BART, mBART, M2M100 (NLLB), Reformer, Llama, Mistral, Qwen2 and ModernBERT.")
 REMOTE_CODE = Fault("A model brings its own code",
     "this model asks for its own Python code (auto_map in {folder}/config.json); regard never runs downloaded code.",
     "Name a folder of GPT-2, BERT, RoBERTa, DistilBERT, T5, Marian or Reformer.", DamagedFile)

@@ -334,6 +334,9 @@ def test_a_sketch_for_pairs_in_one_file_trains(tmp_path: Path):
     weightless = ["--set", f'text.train=[{{path = "{tmp_path}/pairs.tsv", weight = 0}}]']
     code, _, err = regard("train", tmp_path / "recipe.toml", *settings, *weightless, "--out", tmp_path / "none")
     assert (code, "weight above 0" in err) == (2, True)
+    code, recipe, err = regard("init", tmp_path / "pairs.tsv", "--model", tmp_path / "nowhere")
+    assert (code, recipe, err.count("\n")) == (2, "", 1)  # an error that comes late stands alone
+    assert "no such model folder" in err
     (tmp_path / "empty.txt").write_text("")
     assert regard("init", tmp_path / "empty.txt")[0] == 2
     assert regard("train", tmp_path / "recipe.toml", "--set", 'text.train=""', "--out", tmp_path / "none")[0] == 2

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from regard.cli import run
+from regard.decode.terms import contains
 from regard.errors import Note
 from regard.models import zoo
 from tests.small import TEXTS, save_model, small
@@ -24,6 +26,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("source.txt", "reference.txt"):
         (root / name).write_text("".join(f"{text}\n" for text in TEXTS * 3))
     (root / "other.txt").write_text("".join(f"{text}\n" for text in reversed(TEXTS * 3)))
+    (root / "terms.tsv").write_text("cat\tpark\n")
+    (root / "odd.tsv").write_text("ca\t漢字\n")
     (root / "short.txt").write_text("one\n")
     (root / "gold.txt").write_text("0-0\n" * 12)
     return root
@@ -56,6 +60,16 @@ def test_a_document_is_translated_to_a_file_or_to_standard_output(runs: Path, sa
     assert not (runs / "b.html.part").exists()
 
 
+def test_a_document_uses_a_glossary_and_avoids_terms(said):
+    code, out, err = said("translate", "translator", "--file", "a.html", "--glossary", "terms.tsv", "--must-not", "ran")
+    assert (code, "lacking" in err) == (0, False)
+    assert contains(re.sub("</?b>", "", out), "park")
+    assert not contains(out, "ran")
+    code, out, err = said("translate", "translator", "--file", "a.html", "--glossary", "odd.tsv", "--glossary-prefix")
+    assert code == 0
+    assert 'the term "漢字" is lacking' in err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -65,6 +79,10 @@ def test_a_document_is_translated_to_a_file_or_to_standard_output(runs: Path, sa
         (("--file", "a.html", "--alignment"), "--alignment is for lines"),
         (("--file", "a.html", "--confidence"), "--confidence is for lines"),
         (("--file", "a.html", "--json"), "--json is for lines"),
+        (("--file", "a.html", "--must", "dog"), "--must is for lines: not every sentence"),
+        (("--file", "a.html", "--regex", "dog"), "--regex is for lines: not every sentence"),
+        (("--file", "a.html", "--glossary", "short.txt"), "line 1 is no pair of terms"),
+        (("--confidence", "--glossary", "terms.tsv"), "--glossary does not go together with --confidence"),
         (("--file", "a.html", "--out", "a.html"), "is the document itself"),
         (("--file", "a.html", "--out", "none/b.html"), "there is no folder"),
         (("--file", "a.pdf"), "no kind of document"),

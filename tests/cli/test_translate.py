@@ -405,7 +405,7 @@ def test_heads_can_be_chosen_and_kept(tmp_path: Path):
     assert package.load(folder).defaults().beam == 2
     with pytest.raises(InputError, match="12 pairs and 1 alignments"):
         loaded.choose_alignment_heads(pairs, pairs, gold[:1])
-    with pytest.raises(InputError, match="align takes lists of texts"):
+    with pytest.raises(InputError, match="align takes as many targets as sources, got"):
         loaded.align("abc", "abc")
 
 

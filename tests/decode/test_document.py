@@ -24,7 +24,7 @@ from tests.small import WORDPIECE, small
 BOOK = "".join(f"<p>The cat sat on <b>mat {n}</b>. A dog {{{{x{n}}}}} ran. A dog ran.</p>\n" for n in range(40))
 
 
-def shout(texts: list[str]) -> list[str]:
+def shout(texts: list[str], _constraints: object = ()) -> list[str]:
     return [text.upper() for text in texts]
 
 
@@ -37,7 +37,7 @@ def model() -> LoadedModel:
 @given(SOUP | st.text(max_size=60), st.sampled_from(KINDS))
 def test_the_identity_gives_back_every_byte(text, kind):
     document = read_document(text, kind)
-    found = translate_segments(document.segments, lambda texts: texts)
+    found = translate_segments(document.segments, lambda texts, _: texts)
     assert document.render(found.segments) == text
     assert not found.marked
 
@@ -45,7 +45,7 @@ def test_the_identity_gives_back_every_byte(text, kind):
 def test_sentences_are_translated_once_and_in_batches():
     seen: list[str] = []
 
-    def translate(texts: list[str]) -> list[str]:
+    def translate(texts: list[str], _: object) -> list[str]:
         seen.extend(texts)
         return shout(texts)
 
@@ -62,7 +62,7 @@ def test_tags_that_span_sentences_stay_paired():
 
 
 def test_a_sentence_to_look_at_is_marked():
-    found = translate_segments([Segment("It costs 5 marks.")], lambda texts: ["Es kostet 6 Mark."] * len(texts))
+    found = translate_segments([Segment("It costs 5 marks.")], lambda texts, _: ["Es kostet 6 Mark."] * len(texts))
     assert [one.differences for one in found.marked] == [("5 appears nowhere, not once",)]
 
 
@@ -76,7 +76,7 @@ def test_a_killed_translation_is_resumed_to_the_same_result(tmp_path: Path, torn
     whole = translate_segments(document.segments, shout)
     journal, calls = out.with_name(out.name + JOURNAL), 0
 
-    def failing(texts: list[str]) -> list[str]:
+    def failing(texts: list[str], _: object) -> list[str]:
         nonlocal calls
         calls += 1
         if calls % 3 == 0:

@@ -90,7 +90,7 @@ def test_an_atom_that_is_lost_is_put_back_between_spaces():
 def test_a_translation_that_loses_atoms_is_made_again_without_them():
     seen: list[str] = []
 
-    def deaf(texts: list[str]) -> list[str]:
+    def deaf(texts: list[str], _: object) -> list[str]:
         seen.extend(texts)
         return [re.sub(r"[^\w\s,.]", "", text).upper() for text in texts]
 

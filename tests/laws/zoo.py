@@ -12,9 +12,9 @@ from regard.layers.convolution import Convolution, ScaledResidual
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.gated_attention import GatedAttention
-from regard.layers.join import PreNorm, Replace, ResidualPostNorm, RMSNorm
+from regard.layers.join import LayerNorm, PreNorm, PreNormExceptFirst, Replace, ResidualPostNorm, RMSNorm
 from regard.layers.lsh.masks import RankWindow
-from regard.layers.patterns import Causal, LocalM, LocalP, Pattern, SourcePattern, Window
+from regard.layers.patterns import Causal, CentredWindow, Full, LocalM, LocalP, Pattern, SourcePattern, Window
 from regard.layers.positions import ALiBi, Axial, Concatenated, Learned, RelativeBias, Rotary, Sinusoid
 from regard.layers.recurrent import GRU, LSTM, RNN, Averaged
 from regard.layers.reversible import Reversible
@@ -31,7 +31,9 @@ from regard.models.readouts import (
     MultiLabel,
     Number,
     Tags,
+    Transform,
     Vector,
+    Vocabulary,
     WeightedMean,
 )
 
@@ -62,6 +64,15 @@ def albert() -> Model:
     readout = replace(model.readout, transform=replace(model.readout.transform, width=10))
     encoder = replace(model.encoder, groups=2)
     return replace(model, embed=replace(model.embed, inner=10), encoder=encoder, readout=readout)
+
+
+def modernbert() -> Model:
+    """An encoder as ModernBERT's: all keys or windows, norms without a bias, none before the first sublayer."""
+    norm, feedforward = LayerNorm(biased=False), FeedForward(32, "gelu", gated=True, biased=False)
+    patterns = Full(), CentredWindow(3), CentredWindow(3)
+    layers = tuple((SelfAttention(3, one, position=Rotary(), biased=False), feedforward) for one in patterns)
+    readout = Vocabulary(biased=True, transform=Transform("gelu", norm, biased=False))
+    return Model(WIDTH, Embed(norm=norm), encoder=Stack(layers, PreNormExceptFirst(norm), 0.1), readout=readout)
 
 
 def sharing(model: Model) -> Model:
@@ -188,6 +199,7 @@ ENCODERS: dict[str, Model] = {
         mix=LayerMix(normed=True),
     ),
     "albert": albert(),
+    "modernbert": modernbert(),
     "electra, discriminator": replace(zoo.bert(**SMALL, max_positions=64), readout=Tags(NAMES, inner="gelu")),
     "bert, label": replace(zoo.bert(**SMALL, max_positions=64), readout=Label(NAMES)),
     "bert, number": replace(zoo.bert(**SMALL, max_positions=64), readout=Number(Max(), inner=None)),

@@ -207,6 +207,10 @@ FORMS: dict[str, dict[str, Write]] = {
     "llama": {"json": llama_files},
     "mistral": {"json": llama_files},
     "qwen2": {"json": saved("Qwen2Tokenizer", GPT2_FILES)},
+    "modernbert": {
+        "json, no class": saved("RobertaTokenizer", ROBERTA_FILES, post="<s> $A </s>", **BARE),
+        "json, own template, no class": BERT_FORMS["json, own template, no class"],
+    },
     "reformer": {"spiece.model": form(REFORMER_FILES), "json": saved("ReformerTokenizer", REFORMER_FILES)},
 }
 # The published tokenizer of Reformer has no mask token, without which neither library fills one.
@@ -254,6 +258,10 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", {**_LLAMA, "sliding_window": 7}),
     "qwen2": ("Qwen2", {**_LLAMA, "bos_token_id": None, "eos_token_id": 0, "tie_word_embeddings": True}),
 }
+CLASSES["modernbert"] = ("ModernBert", {
+    "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 4, "num_attention_heads": 3, "local_attention": 6,
+    "pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "norm_eps": 1e-3,
+})  # fmt: skip
 _REGRESSION = "ForSequenceClassification, one number"
 _ENCODER_HEADS = ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification",
                   "ForQuestionAnswering", _REGRESSION)  # fmt: skip
@@ -269,6 +277,7 @@ HEADS: dict[str, tuple[str, ...]] = {
     "albert": ("ForMaskedLM", "Model", "ForSequenceClassification", "ForTokenClassification"),
     **dict.fromkeys(("bart", "mbart", "m2m_100"), ("ForConditionalGeneration",)),
     **dict.fromkeys(("llama", "mistral", "qwen2"), ("ForCausalLM", "ForSequenceClassification")),
+    "modernbert": ("ForMaskedLM", "Model"),
     "reformer": ("ModelWithLMHead", "Model", "ForMaskedLM", "ForQuestionAnswering"),
 }  # fmt: skip
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 import regard
 from regard.errors import InputError
+from regard.layers.lora import LoRA, add_adapters
+from regard.store.adapters import adapter_writer
 from regard.store.convert import convert
 from regard.store.folder import read_folder
 from tests.parity import zoo
@@ -97,6 +99,7 @@ REFUSED: dict[str, tuple[zoo.Make, Settings, str]] = {
         zoo.llama(attention_bias=True), {"target_modules": ["q_proj"], "lora_bias": True}, "lora_bias"),
     "a changed base": (zoo.llama(), {"target_modules": ["q_proj"], "init_lora_weights": "pissa"}, "init_lora_weights"),
     "a tied table": (zoo.gpt2(), {"target_modules": ["wte"]}, "shares its weights with"),
+    "two maps in one": (zoo.modernbert(), {"target_modules": ["Wi"]}, "Wi.weight holds two maps"),
     "tokens": (zoo.llama(), {"target_modules": ["q_proj"], "trainable_token_indices": [3]}, "trainable_token_indices"),
 }  # fmt: skip
 
@@ -107,6 +110,14 @@ def test_what_we_cannot_read_is_refused_by_name(name: str, tmp_path: Path):
     _, folder = adapted(make, settings, tmp_path)
     with pytest.raises(InputError, match=said):
         read_folder(folder, CPU)
+
+
+def test_maps_that_are_halves_of_a_published_matrix_are_not_trained(tmp_path: Path):
+    base = read_folder(save_theirs(zoo.modernbert()(), tmp_path), CPU)
+    description = LoRA(2, "*.sublayer.gate")
+    add_adapters(base.network, description)
+    with pytest.raises(InputError, match=r"feedforward\.sublayer\.gate is half of a matrix"):
+        adapter_writer(base.network, description, base, str(tmp_path))
 
 
 def test_an_adapter_of_another_model_is_refused_with_the_nearest_name(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.errors import DamagedFile
 from regard.layers.record import Record
 from tests.parity import zoo
 from tests.parity.folders import close, ours, perturbed, rows, save_theirs
@@ -57,6 +59,49 @@ def test_decoders(name: str, batch: int, left: bool, tmp_path: Path):
         assert len(all_layers) == len(output.hidden_states)
         for one, other in zip(all_layers, output.hidden_states):
             close(one, other, padding)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0},
+        {**zoo.LLAMA3, "original_max_position_embeddings": 32, "rope_theta": 10_000.0},
+        {**zoo.LLAMA3, "factor": 3.0, "low_freq_factor": 0.5, "high_freq_factor": 7.5, "rope_theta": 200.0},
+    ],
+)
+def test_scaled_rotary_positions_beyond_the_original_length(settings: dict[str, Any], tmp_path: Path):
+    make = zoo.llama(head_dim=16, rope_parameters=settings, max_position_embeddings=512)
+    theirs, network = pair(make, tmp_path / "new")
+    ids, padding = rows(batch=2, length=300)
+    expected = theirs(ids, attention_mask=padding.long()).logits
+    close(network(ids, padding=padding), expected, padding)
+    plain = zoo.llama(head_dim=16, rope_parameters={"rope_type": "default", "rope_theta": settings["rope_theta"]})
+    other = plain().eval()
+    other.load_state_dict(theirs.state_dict())
+    assert (other(ids, attention_mask=padding.long()).logits - expected)[padding].abs().max() > 1e-2
+    config = tmp_path / "new" / "config.json"  # as older folders have it
+    older = json.loads(config.read_text())
+    scaling = older.pop("rope_parameters")
+    config.write_text(json.dumps({**older, "rope_theta": scaling.pop("rope_theta"), "rope_scaling": scaling}))
+    assert ours(tmp_path / "new").network.description == network.description
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"low_freq_factor": None}, "low_freq_factor is missing"),
+        ({"factor": 0.0}, "must be 1 or more, got 0.0"),
+        ({"low_freq_factor": 4.0}, "0 < low < high"),
+        ({"original_max_position_embeddings": -1}, "original_max_position_embeddings must be 1"),
+    ],
+)
+def test_a_scaling_that_cannot_be_is_refused(settings: dict[str, Any], message: str, tmp_path: Path):
+    save_theirs(zoo.llama(rope_parameters=zoo.LLAMA3)(), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["rope_parameters"] |= settings
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(DamagedFile, match=message):
+        ours(tmp_path)
 
 
 @pytest.mark.parametrize("batch", [1, 4])

@@ -135,8 +135,12 @@ def test_each_of_several_labels_has_a_probability_of_its_own(tmp_path: Path):
 @pytest.mark.parametrize(
     ("settings", "name"),
     [
-        ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_scaling"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4}}, "rope_parameters"),
+        ({"rope_scaling": {"type": "dynamic", "factor": 8.0}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "attention_factor": 2.0}}, "rope_scaling"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling"),  # beside another rope_parameters
+        ({"rope_scaling": "linear"}, "rope_scaling"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"pretraining_tp": 2}, "pretraining_tp"),
@@ -146,6 +150,35 @@ def test_settings_of_llama_that_we_lack_are_refused_by_name(settings: dict[str, 
     Case("llama", "ForCausalLM", "json").write(tmp_path)
     edit(tmp_path / "config.json", **settings)
     assert name in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 2.0}}}, "rope_parameters"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types"),
+        ({"position_embedding_type": "sans_pos"}, "position_embedding_type"),
+        ({"architectures": ["ModernBertForSequenceClassification"]}, "ModernBertForSequenceClassification"),
+    ],
+)
+def test_settings_of_modernbert_that_we_lack_are_refused_by_name(
+    settings: dict[str, object], name: str, tmp_path: Path
+):
+    Case("modernbert", "ForMaskedLM", "json, no class").write(tmp_path)
+    edit(tmp_path / "config.json", **settings)
+    assert name in refusal(tmp_path)
+
+
+def test_the_first_config_of_modernbert_is_read(tmp_path: Path):
+    Case("modernbert", "ForMaskedLM", "json, no class").write(tmp_path)
+    before = regard.load(tmp_path).description
+    plain = json.loads((tmp_path / "config.json").read_text())
+    del plain["layer_types"], plain["rope_parameters"]
+    write_json(tmp_path / "config.json", {**plain, "global_attn_every_n_layers": 3, "global_rope_theta": 160000.0,
+                                          "local_rope_theta": 10000.0, "reference_compile": None,
+                                          "position_embedding_type": "absolute", "layer_norm_eps": 1e-05})  # fmt: skip
+    assert regard.load(tmp_path).description == before
 
 
 def test_shared_layers_of_albert_that_repeat_within_a_group_are_refused_by_name(tmp_path: Path):

@@ -29,6 +29,10 @@ LLAMA = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 36, "num_hidd
          "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 3, "eos_token_id": 1,
          "pad_token_id": 0}  # fmt: skip
 
+MODERNBERT = {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 4,
+              "num_attention_heads": 3, "local_attention": 4, "max_position_embeddings": 64, "pad_token_id": 0,
+              "cls_token_id": 3, "sep_token_id": 1, "bos_token_id": 3, "eos_token_id": 1}  # fmt: skip
+
 Make = Callable[[], Any]
 
 
@@ -86,9 +90,18 @@ def albert(kind: str, **settings: Any) -> Make:
     return lambda: getattr(t, f"Albert{kind}")(t.AlbertConfig(**{**ALBERT, **settings}))
 
 
+def modernbert(kind: str = "ForMaskedLM", **settings: Any) -> Make:
+    return lambda: getattr(t, f"ModernBert{kind}")(t.ModernBertConfig(**{**MODERNBERT, **settings}))
+
+
 def llama(name: str = "Llama", kind: str = "ForCausalLM", **settings: Any) -> Make:
     return lambda: getattr(t, f"{name}{kind}")(getattr(t, f"{name}Config")(**{**LLAMA, **settings}))
 
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8,
+}  # fmt: skip
 
 NAMES = {"id2label": {0: "bad", 1: "so so", 2: "good"}, "label2id": {"bad": 0, "so so": 1, "good": 2}}
 
@@ -111,6 +124,8 @@ DECODERS: dict[str, Make] = {
         rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
         num_key_value_heads=1,
     ),
+    "llama, linear": llama(rope_parameters={"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}),
+    "llama 3": llama(rope_parameters=LLAMA3, max_position_embeddings=64),
     "mistral": llama("Mistral", sliding_window=4),
     "mistral, no window": llama("Mistral", sliding_window=None, tie_word_embeddings=True),
     "qwen2": llama("Qwen2"),
@@ -166,6 +181,24 @@ TOKEN_HEADS: dict[str, Make] = {
     ),
     "albert, tags": albert("ForTokenClassification", **NAMES),
     "albert, spans": albert("ForQuestionAnswering"),
+    "modernbert": modernbert(),
+    "modernbert, odd": modernbert(
+        layer_types=["sliding_attention", "full_attention", "full_attention", "sliding_attention"],
+        local_attention=7,
+        norm_bias=True,
+        norm_eps=1e-3,
+        attention_bias=True,
+        mlp_bias=True,
+        classifier_bias=True,
+        classifier_activation="silu",
+        hidden_activation="relu",
+        decoder_bias=False,
+        tie_word_embeddings=False,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 70.0},
+        },
+    ),
 }
 SEQUENCE_HEADS: dict[str, Make] = {
     "bert, labels": bert("ForSequenceClassification", **NAMES),
@@ -195,6 +228,7 @@ ENCODERS: dict[str, Make] = {
     "t5, gated encoder": t5("EncoderModel", feed_forward_proj="gated-gelu"),
     "electra, bare": electra("Model"),
     "albert, bare": albert("Model"),
+    "modernbert, bare": modernbert("Model"),
 }
 PRETRAINING: dict[str, Make] = {
     "bert, pretraining": bert("ForPreTraining"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from regard.cli.options import load_model, own_parts, progress, require_output, require_torch, use_threads
+from regard.cli.steering import Steering
 from regard.decode.confidence import Confidence
 from regard.decode.requests import GeneratedText
 from regard.errors import InputError, Note
@@ -25,8 +26,9 @@ _SHOWN = 5  # marked sentences
 
 
 def translate_file(
-    model: LoadedModel, folder: Path, file: Path, out: Path | None, *, language: str | None, options: Options
-) -> None:
+    model: LoadedModel, folder: Path, file: Path, out: Path | None, *, language: str | None, options: Options,
+    steering: Steering,
+) -> None:  # fmt: skip
     """Translate a document to another file, or to standard output; sentences to look at go to standard error."""
     from regard.decode.document import open_document
 
@@ -38,7 +40,10 @@ def translate_file(
     language = source_language(folder) if language is None else language
     total = open_document(file).sentences(model.splitter(language))
     with progress(total, "translating") as advance:
-        found = model.translate_document(file, out, language=language, options=options, progress=advance)
+        found = model.translate_document(
+            file, out, language=language, glossary=steering.glossary, must_not=steering.must_not, options=options,
+            progress=advance,
+        )  # fmt: skip
     if out is None:
         sys.stdout.buffer.write(found.content)
         sys.stdout.flush()

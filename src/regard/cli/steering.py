@@ -282,7 +282,9 @@ def write_alternatives(
         sys.stdout.flush()
 
 
-_ONE_MODEL = ("must", "must_not", "glossary", "regex", "mbr", "alternatives", "at", "weights", "fusion", "beam_groups",
+_EVERY = "is for lines: not every sentence of --file can be so. Use --glossary or --must-not, or leave it out."
+_LINE_TERMS = ("must", "must_not", "glossary", "regex")
+_ONE_MODEL = ("mbr", "alternatives", "at", "weights", "fusion", "beam_groups",
               "diversity", "stream")  # fmt: skip
 _LINES = ("prefix", "alignment", "replace_unknown", "json")
 
@@ -299,6 +301,7 @@ def refuse_document_options(
             "is for lines, and --file names a document. Leave it out.", confidence=confidence,
             n_best=given["n_best"] if given["n_best"] > 1 else None, **{name: given[name] for name in _LINES},
         )  # fmt: skip
+        refuse_unused(_EVERY, must=given["must"], regex=given["regex"])
     if confidence and (given["n_best"] > 1 or given["temperature"] > 0):
         refuse_unused(
             "is for the best translation of a search. Leave it out, or leave out --n-best and --temperature.",
@@ -306,7 +309,8 @@ def refuse_document_options(
         )
     if file is not None or confidence:
         what = "--file" if file is not None else "--confidence"
+        names = _ONE_MODEL if file is not None else (*_LINE_TERMS, *_ONE_MODEL)
         refuse_unused(f"does not go together with {what}. Leave one of them out.",
-                      **{name: given[name] for name in _ONE_MODEL})  # fmt: skip
+                      **{name: given[name] for name in names})  # fmt: skip
         if several:
             raise InputError(f"{what} takes one model (MODEL). Name one.")

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.options import Device, Parts, Threads, json_text, own_parts, refuse_unused, use_threads
+from regard.cli.options import Device, Parts, Threads, json_text, own_parts, progress, refuse_unused, use_threads
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="Set a key of the recipe, as in train.steps=2000.")]
 
@@ -106,6 +106,9 @@ def init(
     use_threads(threads)
     chosen = [] if fields is None else [name.strip() for name in fields.split(",")]
     measure = partial(measured_pace, device=choose_device(device))
-    note = partial(typer.echo, err=True)
-    recipe = recipe_for(files, fields=chosen, model=model, minutes=minutes, measure=measure, note=note)
+    notes: list[str] = []  # an error stands alone
+    with progress(None, "reading the text, and training a throw-away network to measure its speed"):
+        recipe = recipe_for(files, fields=chosen, model=model, minutes=minutes, measure=measure, note=notes.append)
+    for note in notes:
+        typer.echo(note, err=True)
     typer.echo(recipe, nl=False)

@@ -218,7 +218,9 @@ def translate(
     if (n_best if temperature > 0 else options.beam) == 1 and not as_json and risk is None:  # JSON has the score
         refuse_unused(_RANKS, length_penalty=length_penalty, coverage_penalty=coverage_penalty)
     if file is not None:
-        translate_file(cast("LoadedModel", loaded), model[0], file, out, language=language, options=options)
+        translate_file(
+            cast("LoadedModel", loaded), model[0], file, out, language=language, options=options, steering=steering
+        )
         return
     translations = partial(loaded.translations, alignment=alignment, replace_unknown=replace_unknown, mbr=risk)
     if confidence:

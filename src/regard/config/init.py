@@ -125,7 +125,7 @@ def recipe_for(
     """A recipe for texts, pairs, or texts with labels; with `measure`, for at most so many minutes of training."""
     content = look_at(files, fields)
     said = _described(content)
-    for line in [*said, *(["training a throw-away network for some seconds, to measure its speed"] if measure else [])]:
+    for line in said:
         note(line)
     least, most = _EPOCHS[content.kind] if model is None else _FINE_TUNING_EPOCHS
     sizes = [size for size in _SIZES if content.bytes > size.most_bytes]

@@ -23,6 +23,7 @@ from torch import Tensor
 from regard.data.documents import ENDINGS, Kind, Mark, Segment, kind_of, read_document
 from regard.data.documents.segments import join, protect, strip
 from regard.data.sentences import split_sentences
+from regard.decode.document_terms import DocumentTerms
 from regard.decode.tags import (
     Weigh,
     diagonal,
@@ -34,17 +35,19 @@ from regard.decode.tags import (
     repair_numbers,
     without_atoms,
 )
+from regard.decode.terms import Constraints
 from regard.errors import InputError
 from regard.progress import QUIET, Progress
 from regard.store.files import disk_errors, read_bounded
 
-Translate = Callable[[list[str]], list[str]]
-"""Texts -> their translations."""
+Translate = Callable[[list[str], Sequence[Constraints]], list[str]]
+"""Texts, and what their translations must be like -> the translations."""
 
 JOURNAL = ".part"  # suffix of the journal of an output file
 _JOURNAL = re.compile(rb"[0-9a-f]{0,15}\Z|[0-9a-f]{16}( |\Z)")  # how each begins, torn or whole
 _MAX_BYTES = 1 << 30
 _FIRST_BATCH, _BATCH = 16, 512  # sentences; small ones first, so that little is lost early
+_NO_TERMS = DocumentTerms()
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class OpenDocument:
 
 def open_document(document: str | Path, kind: Kind | None = None) -> OpenDocument:
     """Read a file, by its ending; or a text, if its kind is given."""
+    if not isinstance(document, str | os.PathLike):
+        got = "None" if document is None else type(document).__name__
+        raise InputError(
+            f"translate_document takes a file or a text, got {got}. Give a path, or a string and its kind."
+        )
     if kind is not None and isinstance(document, str):
         return _open_text(document, kind)
     path = Path(document)
@@ -209,20 +217,21 @@ def translate_segments(
     weigh: Weigh | None = None,
     *,
     split: Callable[[str], list[str]] = split_sentences,
+    terms: DocumentTerms = _NO_TERMS,
     journal: Journal | None = None,
     progress: Progress = QUIET,
 ) -> TranslatedSegments:
     """Translate segments sentence by sentence, with their marks.
 
     `weigh` gives the attention of a pair of texts; without it, marks keep their relative place. `split` cuts a text
-    into sentences. Progress counts sentences that differ.
+    into sentences, which `terms` steer. Progress counts sentences that differ.
     """
     journal = journal or Journal()
     cut = [sentences_of(segment, split) for segment in segments]
     wanted = list(dict.fromkeys(one for some in cut for _, one, _ in some if one.has_words))
     for batch in _batches(wanted):
         if not all(_digest(sentence) in journal.found for sentence in batch):
-            journal.add(batch, translate_sentences(batch, translate, weigh))
+            journal.add(batch, translate_sentences(batch, translate, weigh, terms))
         progress(len(batch))
     found = {sentence: journal.found[_digest(sentence)] for sentence in wanted}
     whole = [
@@ -230,7 +239,9 @@ def translate_segments(
         for some in cut
     ]
     marked = tuple(
-        MarkedSentence(one.text, found[one].text, said) for one in wanted if (said := differences(one, found[one]))
+        MarkedSentence(one.text, found[one].text, said)
+        for one in wanted
+        if (said := (*differences(*terms.apart(one, found[one])), *terms.unmet(one, found[one])))
     )
     unchanged = [all(found.get(one, one) == one for _, one, _ in some) for some in cut]
     kept = [old if same else new for old, new, same in zip(segments, whole, unchanged)]
@@ -261,19 +272,21 @@ def _batches(sentences: Sequence[Segment]) -> Iterator[Sequence[Segment]]:
 
 
 def translate_sentences(
-    sentences: Sequence[Segment], translate: Translate, weigh: Weigh | None = None
-) -> list[Segment]:  # fmt: skip
+    sentences: Sequence[Segment], translate: Translate, weigh: Weigh | None = None, terms: DocumentTerms = _NO_TERMS
+) -> list[Segment]:
     """Translate sentences with their marks.
 
     A sentence whose atoms the translation does not hold as they are is translated again without them.
     """
-    sources, targets = list(sentences), translate([sentence.text for sentence in sentences])
+    constraints = [terms.constraints(sentence) for sentence in sentences]
+    sources, targets = list(sentences), translate([sentence.text for sentence in sentences], constraints)
     lost = lost_atoms(sources, targets)
-    texts = [source.text for source in lost.values() if source.has_words]
-    again = iter(translate(texts) if texts else [])
+    worded = [index for index, source in lost.items() if source.has_words]
+    texts = [lost[index].text for index in worded]
+    again = iter(translate(texts, [constraints[index] for index in worded]) if texts else [])
     for index, source in lost.items():
         sources[index], targets[index] = source, next(again) if source.has_words else source.text
-    return carry_marks(sentences, sources, targets, weigh)
+    return carry_marks(sentences, sources, targets, weigh, terms)
 
 
 def lost_atoms(sentences: Sequence[Segment], targets: Sequence[str]) -> dict[int, Segment]:
@@ -283,10 +296,11 @@ def lost_atoms(sentences: Sequence[Segment], targets: Sequence[str]) -> dict[int
 
 
 def carry_marks(
-    sentences: Sequence[Segment], sources: Sequence[Segment], targets: Sequence[str], weigh: Weigh | None
-) -> list[Segment]:
+    sentences: Sequence[Segment], sources: Sequence[Segment], targets: Sequence[str], weigh: Weigh | None,
+    terms: DocumentTerms = _NO_TERMS,
+) -> list[Segment]:  # fmt: skip
     """The translations with the marks and numbers of their sentences; `sources` are what was translated of them."""
-    targets = _with_numbers(sources, list(targets), weigh)
+    targets = _with_numbers(sources, list(targets), weigh, terms)
     weighed = _weights(sources, targets, weigh, [bool(one.marks) for one in sources])
     found = []
     for index, (sentence, source, target) in enumerate(zip(sentences, sources, targets)):
@@ -300,13 +314,18 @@ def carry_marks(
     return found
 
 
-def _with_numbers(sources: Sequence[Segment], targets: list[str], weigh: Weigh | None) -> list[str]:
+def _with_numbers(
+    sources: Sequence[Segment], targets: list[str], weigh: Weigh | None, terms: DocumentTerms
+) -> list[str]:
     """The translations with numbers that differ from the source's replaced, where the attention says which."""
-    values = [[sorted(value for *_, value in find_numbers(text)) for text in pair]
-              for pair in zip((one.text for one in sources), targets)]  # fmt: skip
+    apart = [terms.apart(source, Segment(target)) for source, target in zip(sources, targets)]
+    numbers = [(find_numbers(source.text), find_numbers(target.text)) for source, target in apart]
+    values = [[sorted(value for *_, value in some) for some in pair] for pair in numbers]
     weighed = _weights(sources, targets, weigh, [ours != theirs and bool(ours) for ours, theirs in values])
     return [
-        repair_numbers(source.text, target, weighed[index]) if weigh is not None and index in weighed else target
+        repair_numbers(source.text, target, weighed[index], numbers[index])
+        if weigh is not None and index in weighed
+        else target
         for index, (source, target) in enumerate(zip(sources, targets))
     ]
 

@@ -70,6 +70,8 @@ class Options:
         }  # fmt: skip
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
+            if not isinstance(value, int | float | None):
+                raise InputError(f"{name} must be a number, got {value!r}.")
             if value is not None and not least <= value <= most:
                 raise InputError(f"{name} must be {least} to {most}, got {value}.")
         if self.n_best > self.beam and self.temperature == 0:

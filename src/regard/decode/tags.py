@@ -352,9 +352,14 @@ def find_numbers(text: str) -> list[Number]:
     return found
 
 
-def repair_numbers(source: str, target: str, weights: Tensor) -> str:
-    """The target with each number that the source does not have replaced by the missing one that it attends to."""
-    theirs, ours = find_numbers(source), find_numbers(target)
+def repair_numbers(
+    source: str, target: str, weights: Tensor, numbers: tuple[list[Number], list[Number]] | None = None
+) -> str:
+    """The target with each number that the source does not have replaced by the missing one that it attends to.
+
+    `numbers` are those of both that count; all, if they are not given.
+    """
+    theirs, ours = numbers or (find_numbers(source), find_numbers(target))
     extra = _lacking(ours, theirs)
     source_units, target_units = text_units(source), text_units(target)
     shares = weights / weights.sum(dim=1, keepdim=True).clamp_min(1e-12)

@@ -63,6 +63,8 @@ def require_term(term: object, name: str) -> None:
         raise InputError(f"a term is a text that is not empty, got {term!r} ({name}).")
     if term != term.strip() or "\n" in term:
         raise InputError(f"the term {term!r} begins or ends with a space, or has several lines ({name}). Strip it.")
+    if not term.isprintable() and any(0xD800 <= ord(character) < 0xE000 for character in term):
+        raise InputError(f"the term {term!r} holds an unpaired surrogate ({name}). Give valid Unicode.")
     if len(term) > MAX_TERM:
         raise InputError(f"a term has at most {MAX_TERM} characters, got {len(term):,} ({name}).")
 
@@ -79,11 +81,16 @@ def _bounded(character: str) -> bool:
 
 def contains(text: str, term: str, *, prefix: bool = False) -> bool:
     """Whether a text contains a term as whole words, or with `prefix` as the beginning of a word."""
+    return bool(occurrences(text, term, prefix=prefix))
+
+
+def occurrences(text: str, term: str, *, prefix: bool = False) -> list[tuple[int, int]]:
+    """Where a text contains a term: the start and end of each occurrence."""
     if term not in text:
-        return False
+        return []
     before = r"(?<!\w)" if _bounded(term[0]) else ""
     after = r"(?!\w)" if _bounded(term[-1]) and not prefix else ""
-    return re.search(before + re.escape(term) + after, text) is not None
+    return [match.span() for match in re.finditer(before + re.escape(term) + after, text)]
 
 
 def term_automaton(term: str, *, prefix: bool = False, forbidden: bool = False) -> CharacterAutomaton:
@@ -178,31 +185,42 @@ class Glossary:
     def read(cls, path: Path, *, prefix: bool = False) -> Glossary:
         """Read a file of lines with a source term, a tab and a target term."""
         found: dict[str, str] = {}
-        for number, line in enumerate(read_text(path).splitlines(), 1):
+        for number, line in enumerate(read_text(path).split("\n"), 1):
             if not line.strip():
                 continue
             source, _, target = (part.strip() for part in line.partition("\t"))
-            if not source or not target:
+            if not source or not target or "\t" in target:
                 raise InputError(f"{path} line {number:,} is no pair of terms (--glossary). Write the source term, a "
                                  "tab and the target term.")  # fmt: skip
             if found.setdefault(source, target) != target:
                 raise InputError(
                     f'{path} line {number:,} gives "{source}" a second translation (--glossary). Keep one.'
                 )
+        if not found:
+            raise InputError(f"{path} holds no pair of terms (--glossary). Write lines of a source term, a tab and a "
+                             "target term, or leave it out.")  # fmt: skip
         return cls(tuple(found.items()), prefix)
 
     @classmethod
     def of(cls, terms: Glossary | Mapping[str, str]) -> Glossary:
         """A glossary, also of a dictionary."""
+        if not isinstance(terms, (Glossary, Mapping)):
+            raise InputError("a glossary is a dictionary of source terms and target terms (glossary), got a "
+                             f'{type(terms).__name__}. Write {{"source term": "target term"}}.')  # fmt: skip
         return terms if isinstance(terms, Glossary) else cls(tuple(terms.items()))
 
     def constraints(self, source: str, given: Constraints) -> Constraints:
         """The constraints of a line: those given, and the target terms of the source terms that occur in it."""
-        targets = dict.fromkeys(target for term, target in self.terms if self._occurs(term, source))
+        targets = dict.fromkeys(target for target, _ in self.found_in(source))
         if self.prefix:
             return Constraints(given.must, (*given.must_begin, *targets), given.must_not, given.regex)
         return Constraints((*given.must, *targets), given.must_begin, given.must_not, given.regex)
 
-    def _occurs(self, term: str, source: str) -> bool:
-        found = contains(source, term, prefix=self.prefix)
-        return found or (term == term.lower() and contains(source.lower(), term, prefix=self.prefix))
+    def found_in(self, source: str) -> list[tuple[str, list[tuple[int, int]]]]:
+        """The target terms of the source terms that occur in a text, each with the places of its source term."""
+        lowered, found = source.replace("İ", "I").lower(), []  # İ alone would become two characters
+        for term, target in self.terms:
+            places = occurrences(lowered if term == term.lower() else source, term, prefix=self.prefix)
+            if places:
+                found.append((target, places))
+        return found

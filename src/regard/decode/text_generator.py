@@ -17,6 +17,7 @@ from regard.decode.alignment import Aligner
 from regard.decode.constraints import ConstraintCompiler
 from regard.decode.ensemble import CombinedNetwork, Ensemble, ShallowFusion
 from regard.decode.generate import GeneratedText, Progress, constrained_requests, continue_prompts, translate
+from regard.decode.given_texts import require_text, several_texts, terms_of, texts_of
 from regard.decode.long_lines import cut_long_lines
 from regard.decode.mbr import MBR, Metric
 from regard.decode.options import Options, default_options
@@ -115,6 +116,7 @@ class TextGenerator:
         `first_line` is the line number of the first text, for error messages.
         """
         self._require("translate")
+        several_texts("translations", texts)
         options = options or self.defaults()
         if lacks_language(self.tokenizers, options.forced_bos):
             self._note_once("this model translates into several languages, and none is named. Name one, as in "
@@ -189,6 +191,7 @@ class TextGenerator:
         `constraints` are what each continuation must be like; where none is found, one empty text says why.
         """
         self._require("generate")
+        several_texts("continuations", prompts)
         with shown_progress(progress, len(prompts), "generating") as advance:
             return continue_prompts(
                 self.network, self.tokenizer, prompts, options, constraints=constraints, compiler=self.compiler,
@@ -206,6 +209,7 @@ class TextGenerator:
         The pieces together are the text that `translate` with a beam of 1 gives, or what `generate` adds to the prompt.
         `temperature` is 0 for a translation and 1 for a continuation, unless set; `options` replaces them all.
         """
+        require_text("stream", text)
         translates = self.network.shape != "decoder"
         self._require("translate" if translates else "generate")
         warmth = temperature if temperature is not None else 0.0 if translates else 1.0
@@ -225,6 +229,7 @@ class TextGenerator:
 
     def fuse(self, language_model: TextGenerator, weight: float = 0.2) -> CombinedModel:
         """Shallow fusion (Gulcehre 2015): the translator with a language model of the same target vocabulary."""
+        _require_models([language_model], "fuse")
         if self.network.shape != "encoder-decoder" or language_model.network.shape != "decoder":
             raise InputError("shallow fusion takes a translator and a language model (fusion). Name one of each.")
         if not 0 <= weight <= 100:
@@ -280,6 +285,7 @@ def ensemble(models: Sequence[TextGenerator], weights: Sequence[float] | None = 
     """
     if not models:
         raise InputError("an ensemble needs a model (models). Give one or more.")
+    _require_models(models, "ensemble")
     shares = tuple(map(float, weights)) if weights is not None else (1.0,) * len(models)
     if len(shares) != len(models):
         raise InputError(f"{len(models)} models and {len(shares)} weights: give one weight per model (weights).")
@@ -290,6 +296,13 @@ def ensemble(models: Sequence[TextGenerator], weights: Sequence[float] | None = 
         raise InputError(f"an ensemble is of translators or of language models, got {' and '.join(shapes)} (models).")
     require_same_vocabulary(models, "model {number}")
     return CombinedModel(models, Ensemble(shares))
+
+
+def _require_models(models: Sequence[object], what: str) -> None:
+    """Refuse what is no loaded model, such as its folder."""
+    for one in models:
+        if not isinstance(one, TextGenerator):
+            raise InputError(f"{what} takes models that are loaded, got {one!r:.60}. Give it regard.load(folder).")
 
 
 def require_same_vocabulary(models: Sequence[TextGenerator], what: str) -> None:
@@ -322,31 +335,6 @@ def line_constraints(
         return [given] * len(texts) if given else None
     terms = Glossary.of(glossary)
     return [terms.constraints(text, given) for text in texts]
-
-
-def require_text(verb: str, text: object) -> None:
-    """Refuse whatever is not one text."""
-    if not isinstance(text, str):
-        raise InputError(f"{verb} takes one text, got a {type(text).__name__}. Call it once per text.")
-
-
-def texts_of(verb: str, texts: str | Sequence[str]) -> Sequence[str]:
-    """One text or several, as a sequence; what is no text is refused by its place."""
-    if isinstance(texts, str):
-        return [texts]
-    if isinstance(texts, bytes) or not hasattr(texts, "__len__"):
-        raise InputError(f"{verb} takes a text or a list of texts, got a {type(texts).__name__}. Give it strings.")
-    for index, text in enumerate(texts) if isinstance(texts, list | tuple) else ():
-        if not isinstance(text, str):
-            raise InputError(f"{verb} takes texts, got a {type(text).__name__} at index {index}. Give it strings.")
-    return texts
-
-
-def terms_of(terms: Sequence[str], name: str) -> tuple[str, ...]:
-    """A list of terms; one text is not taken apart into characters."""
-    if isinstance(terms, str):
-        raise InputError(f"{name} takes a list of terms. Put the term into one.")
-    return tuple(terms)
 
 
 def minimum_risk(metric: Metric | None, candidates: int | None) -> MBR | None:

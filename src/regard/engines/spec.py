@@ -105,6 +105,7 @@ def _common(stack: Stack) -> dict[str, Any]:
     """The arguments that both stacks have."""
     attention, feedforward = _parts(stack)
     position = attention.position
+    _refuse(isinstance(position, Rotary) and position.scaling is not None, "rotary positions with a scaling")
     rotary = {} if position is None else {
         "rotary_dim": 0, "rotary_interleave": False, "rotary_base": _require(position, Rotary).base,
     }  # fmt: skip
@@ -226,7 +227,7 @@ def _fill_embedding(spec: Any, table: Any, module: Any, model: Model) -> None:
 def _fill_norm(spec: Any, module: Any) -> None:
     spec.gamma = _array(module.weight)
     if isinstance(module, nn.LayerNorm):
-        spec.beta = _array(module.bias)
+        spec.beta = _array(torch.zeros_like(module.weight) if module.bias is None else module.bias)
 
 
 def _fill_linear(spec: Any, module: nn.Linear) -> None:

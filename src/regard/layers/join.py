@@ -17,9 +17,10 @@ class LayerNorm:
     """Layer normalization (Ba 2016): mean 0 and variance 1 over the width, then a trained scale and shift."""
 
     epsilon: float = 1e-5
+    biased: bool = True  # with the trained shift
 
     def build(self, width: int) -> nn.Module:
-        return nn.LayerNorm(width, eps=self.epsilon)
+        return nn.LayerNorm(width, eps=self.epsilon, bias=self.biased)
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,24 @@ class PreNormJoined(Joined):
     def forward(self, x: Tensor, context: Context, memory: Memory = None) -> tuple[Tensor, Memory]:
         y, memory = self.sublayer(self.norm(x), context, memory)
         return x + self.dropout(y), memory
+
+
+@dataclass(frozen=True)
+class PreNormExceptFirst(SequentialJoin):
+    """Pre-norm for a stream that the embedding normalizes: the first sublayer has no norm of its own (Warner 2024)."""
+
+    norm: Norm = field(default_factory=LayerNorm)
+
+    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
+        return PreNormJoined(sublayer, self.norm.build(width), dropout)
+
+    def layers(self, layers: Layers) -> nn.Module:
+        first = next(iter(layers[0].values()))
+        first.norm = nn.Identity()
+        return SequentialLayers(layers)
+
+    def final_norm(self, width: int) -> nn.Module:
+        return self.norm.build(width)
 
 
 @dataclass(frozen=True)

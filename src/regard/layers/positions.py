@@ -131,13 +131,13 @@ def normal_table(rows: int, width: int, std: float) -> Tensor:
     return weight if weight.is_meta else nn.init.normal_(weight, std=std)
 
 
-def angles_of(positions: Tensor, width: int, base: float) -> Tensor:
+def angles_of(positions: Tensor, width: int, base: float, scaling: RotaryScaling | None = None) -> Tensor:
     """(B)T -> (B)T, width / 2: a position's angles at wavelengths growing geometrically from 2 pi to base * 2 pi."""
     half = width // 2
     # In single precision the angles of distant positions would have errors larger than their differences.
     exact = torch.float64 if positions.device.type != "mps" else torch.float32
     frequencies = base ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
-    return positions[..., None] * frequencies
+    return positions[..., None] * (frequencies if scaling is None else scaling.scale(frequencies))
 
 
 @dataclass(frozen=True)
@@ -266,32 +266,86 @@ class ConcatenatedLayer(EmbeddingPositionLayer):
 
 
 @dataclass(frozen=True)
+class Interpolated:
+    """Position interpolation (Chen 2023): all frequencies divided by a factor, for texts so much longer."""
+
+    factor: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require_factor(self.factor)
+
+    def scale(self, frequencies: Tensor) -> Tensor:
+        """The frequencies of longer texts."""
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True)
+class InterpolatedByWavelength:
+    """Interpolation of Llama 3.1: wavelengths that fit into `trained_length` less than `low` times are divided by the
+    factor, those that fit more than `high` times stay, and those between are mixed.
+    """
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    trained_length: int = 8192
+
+    def __post_init__(self) -> None:
+        _require_factor(self.factor)
+        if not 0 < self.low < self.high < math.inf or not self.trained_length >= 1:
+            raise InputError("scaled rotary positions need 0 < low < high and a trained_length of 1 or more, got "
+                             f"{self.low}, {self.high} and {self.trained_length}.")  # fmt: skip
+
+    def scale(self, frequencies: Tensor) -> Tensor:
+        """The frequencies of longer texts."""
+        periods = self.trained_length * frequencies / (2 * math.pi)
+        kept = ((periods - self.low) / (self.high - self.low)).clamp(0, 1)
+        return frequencies * (kept + (1 - kept) / self.factor)
+
+
+def _require_factor(factor: float) -> None:
+    if not 1 <= factor < math.inf:
+        raise InputError(f"the factor of scaled rotary positions must be 1 or more, got {factor}.")
+
+
+RotaryScaling = Interpolated | InterpolatedByWavelength
+
+
+@dataclass(frozen=True)
 class Rotary(AttentionPosition):
-    """RoPE (Su 2021): rotates queries and keys by angles proportional to position: scores depend on distances only."""
+    """RoPE (Su 2021): rotates queries and keys by angles proportional to position: scores depend on distances only.
+
+    `scaling` slows the rotation for texts longer than those of the training.
+    """
 
     base: float = 10_000.0
+    scaling: RotaryScaling | None = None
 
     def build(self, key_width: int) -> RotaryLayer:
-        return RotaryLayer(key_width, self.base)
+        return RotaryLayer(key_width, self)
 
 
 class RotaryLayer(AttentionPositionLayer):
-    def __init__(self, key_width: int, base: float) -> None:
+    def __init__(self, key_width: int, rotary: Rotary) -> None:
         super().__init__()
         if key_width % 2:
             raise InputError(f"rotary positions need heads of an even width, got {key_width}. Try another heads.")
-        self.key_width, self.base = key_width, base
+        self.key_width, self.rotary = key_width, rotary
+
+    def angles(self, positions: Tensor) -> Tensor:
+        """(B)T -> (B)T, K/2: the angles by which a position rotates."""
+        return angles_of(positions, self.key_width, self.rotary.base, self.rotary.scaling)
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """BHTK, (B)T -> BHTK: each pair of dimensions (i, i + K/2) rotated by its own angle."""
-        angles = angles_of(positions, self.key_width, self.base)
+        angles = self.angles(positions)
         angles = angles[:, None] if angles.dim() == 3 else angles
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
     def curves(self, positions: Tensor) -> Curves:
-        angles = angles_of(positions, self.key_width, self.base)
+        angles = self.angles(positions)
         return Curves("rotary", torch.cat([angles.cos(), angles.sin()], dim=-1))
 
 

@@ -28,7 +28,7 @@ from regard.layers.convolution import Convolution, MultiStepAttention, ScaledRes
 from regard.layers.embedding import CharacterCNN, Embed
 from regard.layers.feedforward import Boom, FeedForward
 from regard.layers.gated_attention import GatedAttention
-from regard.layers.join import Layers, PostNorm, PreNorm, Replace, ResidualPostNorm, TwinNorm
+from regard.layers.join import Layers, PostNorm, PreNorm, PreNormExceptFirst, Replace, ResidualPostNorm, TwinNorm
 from regard.layers.lora import Adapter
 from regard.layers.lsh.attention import LSHAttention
 from regard.layers.positions import Position, StackPosition, require_attached
@@ -51,7 +51,7 @@ AnySublayer = (
     SelfAttention | LSHAttention | CrossAttention | GatedAttention | FeedForward | Boom | Recurrent | AttentionalVector
     | AttentionDecoder | BidirectionalLSTM | Convolution | MultiStepAttention
 )  # fmt: skip
-Join = PostNorm | PreNorm | ResidualPostNorm | TwinNorm | Replace | Reversible | ScaledResidual
+Join = PostNorm | PreNorm | PreNormExceptFirst | ResidualPostNorm | TwinNorm | Replace | Reversible | ScaledResidual
 AnyReadout = Vocabulary | BidirectionalVocabulary | Label | MultiLabel | Number | Tags | Vector
 Shape = Literal["encoder", "decoder", "encoder-decoder"]
 

@@ -57,6 +57,7 @@ class Transform:
     activation: Activation = "gelu"
     norm: Norm = field(default_factory=lambda: LayerNorm(1e-12))
     width: int | None = None  # of its outputs; by default that of the stream
+    biased: bool = True  # the linear map
 
     def build(self, width: int) -> TransformLayer:
         return TransformLayer(self, width)
@@ -66,7 +67,7 @@ class TransformLayer(nn.Module):
     def __init__(self, description: Transform, width: int) -> None:
         super().__init__()
         inner = description.width or width
-        self.dense, self.activation = linear(width, inner), description.activation
+        self.dense, self.activation = linear(width, inner, biased=description.biased), description.activation
         self.norm = description.norm.build(inner)
 
     def forward(self, x: Tensor) -> Tensor:

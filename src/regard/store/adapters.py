@@ -206,6 +206,9 @@ def fold(network: Network, adapter: AdapterFile, base: Mapping[str, Any], *, fre
         if not used:
             continue
         unused -= used
+        if match.row.is_half:
+            raise InputError(f"{sorted(used)[0]} holds two maps of the model, which the adapter changes together "
+                             f"({adapter.folder}). Merge it with PEFT.")  # fmt: skip
         theirs = {name: one.clone() for name, one in match.to_theirs(parameters[match.ours].detach()).items()}
         for name in [name for name in match.theirs if full[name] in used]:
             stored = name if name in theirs else next(iter(theirs))
@@ -266,6 +269,10 @@ def adapter_writer(
     """The adapter_config.json of a network with adapters, and the function that writes its tensors to a folder."""
     matches, name_of = file_names(_without_adapters(network), base.config, Path(base_name))
     by_name, trained = {match.ours: match for match in matches}, changing_parameters(network)
+    halves = [name for name in adapted_maps(network) if by_name[f"{name}.weight"].row.is_half]
+    if halves:
+        raise InputError(f"{halves[0]} is half of a matrix in the files of {base_name}, which no adapter of PEFT "
+                         "changes (train.lora.match). Leave it out.")  # fmt: skip
     modules = [name_of(name).removesuffix(".weight") for one in adapted_maps(network)
                for name in _stored(by_name[f"{one}.weight"])]  # fmt: skip
     whole = {name_of(name).rpartition(".")[0] for one in whole_parts(trained) for name in _stored(by_name[one])}

@@ -15,7 +15,7 @@ from regard.errors import DamagedFile, InputError
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PostNorm, PreNorm, TwinNorm
+from regard.layers.join import PostNorm, PreNorm, PreNormExceptFirst, TwinNorm
 from regard.layers.lsh.attention import LSHAttention
 from regard.layers.positions import Axial, Learned
 from regard.layers.reversible import Reversible
@@ -31,7 +31,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu", "gelu": "gelu", "gelu_python": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh", "silu": "silu", "swish": "silu", "tanh": "tanh",
 }  # fmt: skip
-_ACTIVATION_NAMES: dict[Activation, str] = {
+ACTIVATION_NAMES: dict[Activation, str] = {
     "relu": "relu", "gelu": "gelu", "gelu_tanh": "gelu_new", "silu": "silu", "tanh": "tanh",
 }  # fmt: skip
 
@@ -116,7 +116,7 @@ class ConfigReader:
         """The number of layers; absurd numbers are refused before any layer is described."""
         return self.integer(name, default, most=10_000)
 
-    def number(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float | None = None) -> float:
         return float(self._value(float, name, default))
 
     def epsilon(self, name: str, default: float) -> float:
@@ -261,13 +261,19 @@ class StackParts:
     @property
     def activation(self) -> str:
         """Hugging Face's name of the activation function."""
-        return _ACTIVATION_NAMES[self.feedforward.activation]
+        return ACTIVATION_NAMES[self.feedforward.activation]
 
     @property
     def epsilon(self) -> float:
         """The epsilon of its norms; a TypeError if it has none."""
         match self.stack.join:
-            case PreNorm(norm=norm) | PostNorm(norm=norm) | TwinNorm(norm=norm) | Reversible(norm=norm):
+            case (
+                PreNorm(norm=norm)
+                | PreNormExceptFirst(norm=norm)
+                | PostNorm(norm=norm)
+                | TwinNorm(norm=norm)
+                | Reversible(norm=norm)
+            ):
                 return norm.epsilon
         raise TypeError("not a stack with norms")
 

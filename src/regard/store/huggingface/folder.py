@@ -29,6 +29,7 @@ from regard.store.huggingface.gpt2 import GPT2
 from regard.store.huggingface.languages import with_target_language
 from regard.store.huggingface.llama import LLAMA, MISTRAL, QWEN2
 from regard.store.huggingface.marian import MARIAN, add_start_row, without_start_row
+from regard.store.huggingface.modernbert import MODERNBERT
 from regard.store.huggingface.reformer import REFORMER
 from regard.store.huggingface.sentence_transformers import (
     SentenceModules,
@@ -66,6 +67,7 @@ from regard.version import __version__
 
 FAMILIES = (
     GPT2, BERT, T5, MARIAN, ROBERTA, DISTILBERT, REFORMER, ELECTRA, ALBERT, BART, MBART, M2M100, LLAMA, MISTRAL, QWEN2,
+    MODERNBERT,
 )  # fmt: skip
 Names = Callable[[str], str]
 """From the name of a tensor in a weight table to that in a file."""
@@ -370,7 +372,8 @@ def _to_theirs(family: Family, published: PublishedModel, network: Network, arch
     ours = dict(network.named_parameters())
     theirs: dict[str, Tensor] = {}
     for match in match_rows(family.rows(published), list(ours)):
-        theirs |= match.to_theirs(ours[match.ours].detach())
+        for name, tensor in match.to_theirs(ours[match.ours].detach()).items():
+            theirs[name] = torch.cat([theirs[name], tensor]) if match.row.is_half and name in theirs else tensor
     match published.model.readout:
         case Vocabulary(biased=False):
             theirs |= family.zero_bias(published.vocabulary)

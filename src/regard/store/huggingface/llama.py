@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from regard.errors import DamagedFile, InputError
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import FeedForward
 from regard.layers.join import PreNorm, RMSNorm
 from regard.layers.patterns import Causal, Pattern, Window
-from regard.layers.positions import Rotary
+from regard.layers.positions import Interpolated, InterpolatedByWavelength, Rotary, RotaryScaling
 from regard.models.model import Model, Stack
 from regard.models.readouts import Last, Vocabulary
 from regard.store.huggingface.config import ConfigReader, Family, PublishedModel, PublishedWeights
@@ -24,6 +25,8 @@ _OURS, _THEIRS = "decoder.layers.{}.", "layers.{}."
 _ATTENTION, _FEEDFORWARD = f"{_THEIRS}self_attn.", f"{_THEIRS}mlp."
 
 _ROTARY_SETTINGS = {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+_SCALING_SETTINGS: dict[str, set[str]] = {"default": set(), "linear": {"factor"}, "llama3": {*_LLAMA3}}
 
 ROWS = (
     row("embed_tokens.weight|lm_head.weight", "embed.table.weight"),
@@ -74,21 +77,54 @@ def _rows(published: PublishedModel) -> tuple[Row, ...]:
 
 
 def _rotary(config: ConfigReader) -> Rotary:
-    """The rotary positions; other kinds than the first, such as those for longer texts, are refused by name."""
+    """The rotary positions; kinds that are not honoured, such as yarn, are refused by name."""
+    base, scalings = config.values.get("rope_theta"), list[RotaryScaling | None]()
     for name in ("rope_parameters", "rope_scaling"):
         found = config.values.get(name)
         config.ignore(name)
-        kind = (found.get("rope_type") or found.get("type") or "default") if isinstance(found, dict) else "default"
-        known = found is None or (isinstance(found, dict) and found.keys() <= _ROTARY_SETTINGS)
+        if found is None:
+            continue
+        kind = (found.get("rope_type") or found.get("type") or "default") if isinstance(found, dict) else None
         partly = isinstance(found, dict) and found.get("partial_rotary_factor") not in (None, 1)
-        if partly or kind != "default" or not known:
+        own = _SCALING_SETTINGS.get(str(kind))
+        if own is None or partly or not found.keys() <= _ROTARY_SETTINGS | own:
             config.refuse(name, found)
+            continue
+        base = base if found.get("rope_theta") is None else found["rope_theta"]
+        scalings.append(_scaling(str(kind), ConfigReader(found, f"{config.where}: {name}")))
+    if len(set(scalings)) > 1:
+        config.refuse("rope_scaling", config.values["rope_scaling"])
     config.assume("partial_rotary_factor", 1)
-    newer = config.values.get("rope_parameters")
-    newer = newer.get("rope_theta") if isinstance(newer, dict) else None
-    given = ConfigReader({"rope_theta": config.values.get("rope_theta") if newer is None else newer}, config.where)
     config.ignore("rope_theta")
-    return Rotary(given.number("rope_theta", 10_000.0))
+    theta = ConfigReader({"rope_theta": base}, config.where).number("rope_theta", 10_000.0)
+    return Rotary(theta, scalings[0] if scalings else None)
+
+
+def _scaling(kind: str, settings: ConfigReader) -> RotaryScaling | None:
+    """How the rotation is slowed for longer texts; values that cannot be are those of a damaged file."""
+    try:
+        if kind == "linear":
+            return Interpolated(settings.number("factor"))
+        if kind == "llama3":
+            return InterpolatedByWavelength(
+                settings.number("factor"), settings.number("low_freq_factor"), settings.number("high_freq_factor"),
+                settings.integer("original_max_position_embeddings"),
+            )  # fmt: skip
+    except InputError as error:
+        raise DamagedFile(f"{error} ({settings.where}). Copy it again.") from None
+    return None
+
+
+def _scaling_settings(scaling: RotaryScaling | None) -> dict[str, Any]:
+    """The kind of rotary positions, and its own settings."""
+    match scaling:
+        case None:
+            return {"rope_type": "default"}
+        case Interpolated(factor=factor):
+            return {"rope_type": "linear", "factor": factor}
+        case InterpolatedByWavelength():
+            numbers = scaling.factor, scaling.low, scaling.high, scaling.trained_length
+            return {"rope_type": "llama3", **dict(zip(_LLAMA3, numbers))}
 
 
 def _window(kind: _Kind, config: ConfigReader) -> Pattern:
@@ -165,7 +201,7 @@ def _to_config(kind: _Kind, published: PublishedModel) -> dict[str, Any]:
         "hidden_act": decoder.activation,
         "max_position_embeddings": 2048,
         "rms_norm_eps": decoder.epsilon,
-        "rope_parameters": {"rope_type": "default", "rope_theta": position.base},
+        "rope_parameters": {**_scaling_settings(position.scaling), "rope_theta": position.base},
         "tie_word_embeddings": published.tied,
         **own[kind.name],
         **labels,

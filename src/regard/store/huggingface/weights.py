@@ -60,6 +60,12 @@ def squeeze(dim: int) -> Operation:
     return Operation(lambda tensors: [tensors[0].squeeze(dim)], lambda tensors: [tensors[0].unsqueeze(dim)])
 
 
+def _half(index: int) -> Operation:
+    """One half of the rows of their tensor, whose other half is another parameter of ours."""
+    return Operation(lambda tensors: [tensors[0].chunk(2)[index]], lambda tensors: tensors)
+
+
+FIRST_HALF, SECOND_HALF = _half(0), _half(1)
 TRANSPOSED = Operation(lambda tensors: [tensors[0].T], lambda tensors: [tensors[0].T])
 
 
@@ -76,6 +82,11 @@ class Row:
     concatenated: bool = False
     write_all_names: bool = False  # write the tensor under all its names
     may_differ: bool = False  # use the tensor under the first name, whatever the others hold
+
+    @property
+    def is_half(self) -> bool:
+        """Whether our parameter is half of their tensor; the row of the first half comes first."""
+        return FIRST_HALF in self.operations or SECOND_HALF in self.operations
 
 
 def row(theirs: str, ours: str, *operations: Operation) -> Row:
