@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
+from base64 import b64encode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
 
-from book import findings, live, reference
+from book import findings, live, notebooks, reference
 from regard.lab import catalogue
 from regard.lab.page import brief
 
@@ -30,14 +32,19 @@ GENERATED = {
     "src/regard/api.py": "reference/python.md",
     "src/regard/cli": "reference/commands.md",
 }
+_LONG = 60  # characters of inline code, above which it is cut at the end of a line
 _FILES = ("*.png", "*.svg", "*.css", "*.js", "*.ipynb")
-_CODE = re.compile(r"(^```.*?^```$|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(r"(^```.*?^```$|`[^`\n]+(?:\n[^`\n]+)?`)", re.DOTALL | re.MULTILINE)
 _BLOCK = re.compile(r"^\$\$(.+?)\$\$$", re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"(?<![\\$\w])\$([^$\n]+?)\$(?![\w$])")
 _SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\(((?:\.\./)*src/regard/[\w/]+\.py)\)$", re.MULTILINE)
 _PRAGMA = re.compile(r"  # (noqa|fmt|type): .*$")  # what linters read, and no reader
 _LAB = re.compile(r"^\[The lab on ([\w, ]+)\]\(((?:\.\./)*)lab\.md#verdicts\)$", re.MULTILINE)
 _LINK = re.compile(r"(?<=\]\()([^)#\s]+)((?:#[^)\s]*)?\))")
+_PICTURES: dict[str, Callable[[Any], str]] = {
+    "image/png": lambda data: f"data:image/png;base64,{''.join(data).strip()}",
+    "image/svg+xml": lambda data: f"data:image/svg+xml;base64,{b64encode(''.join(data).encode()).decode()}",
+}
 
 
 class NotFound(Exception):
@@ -66,11 +73,43 @@ def assemble(folder: Path) -> None:
 
 def page(markdown: str, home: Path, name: str) -> str:
     """A page as the book shows it; the same text reads well where nothing is replaced."""
+    stored = (ROOT / home).with_suffix(".ipynb")
+    markdown = results(markdown, stored) if home.parent.name == "ways" and stored.exists() else markdown
     markdown = _SOURCE.sub(lambda found: source(found[1], home, found[2]), markdown)
     markdown = live.FRAME.sub(lambda found: frame(found[1], found[2], found[3] or "", name), markdown)
     markdown = _LAB.sub(lambda found: verdicts(re.findall(r"\w+", found[1]), found[2], home), markdown)
     markdown = outside_code(markdown, equations)
-    return outside_code(markdown, lambda text: _LINK.sub(lambda found: relink(found, home, name), text))
+    markdown = outside_code(markdown, lambda text: _LINK.sub(lambda found: relink(found, home, name), text))
+    return _CODE.sub(lambda found: marked(found[0]), markdown)
+
+
+def marked(code: str) -> str:
+    """Inline code, with a mark if it may be cut at the end of a line; an option is not, where there is room."""
+    return code if code.startswith("```") or len(code) < _LONG else f"{code}{{ .long }}"
+
+
+def results(markdown: str, notebook: Path) -> str:
+    """A page with what its notebook stores below each block: what the code prints, and the pictures it makes."""
+    title, rest = markdown.split("\n", 1)
+    markdown = (
+        f"{title}\n\n*Below the code are the results of one run; the same as [a notebook]({notebook.name}).*\n{rest}"
+    )
+    cells = iter([cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"])
+    return notebooks.BLOCK.sub(lambda found: found[0] + result(next(cells)), markdown)
+
+
+def result(cell: dict[str, Any]) -> str:
+    """The stored outputs of a cell: texts that unfold, and pictures."""
+    parts = []
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        pictures = [_PICTURES[kind](data[kind]) for kind in _PICTURES if kind in data]
+        text = "".join(output.get("text") or ([] if pictures else data.get("text/plain", [])))
+        if text.strip():
+            printed = f"```text\n{text.rstrip()}\n```"
+            parts.append(f'<details markdown="1"><summary>What it prints</summary>\n\n{printed}\n\n</details>')
+        parts += [f'<p><img class="plot" alt="The picture" src="{address}"></p>' for address in pictures]
+    return "".join(f"\n{part}\n" for part in parts)
 
 
 def outside_code(markdown: str, change: Callable[[str], str]) -> str:

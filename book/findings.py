@@ -23,6 +23,7 @@ from regard.lab.page import brief, table
 DOCS = Path(__file__).parent.parent / "docs"
 LAB = DOCS / "lab"
 _TABLE = re.compile(r"^\| claim \| question \|.*?(?=\n\n)", re.DOTALL | re.MULTILINE)
+_CLAIM = re.compile(r"^\| `(\w+)` \|", re.MULTILINE)
 _SECTION = re.compile(r"^(?=## )", re.MULTILINE)
 _VERDICT = re.compile(
     r"(?:^!\[[^\]]*\]\(lab/\w+/picture\.svg\)\n\n)?^\*Verdict\.\*.*?(?=\n\n)", re.DOTALL | re.MULTILINE
@@ -58,10 +59,12 @@ def write() -> None:
 
 
 def all_findings() -> str:
-    """The table of docs/lab.md, as `regard lab --table --out docs/lab` prints it."""
+    """The table of docs/lab.md: what `regard lab --table --out docs/lab` prints, with links to the sections."""
     found = [one for name in catalogue.NAMES if (one := read_finding(LAB / name)) is not None]
     known = {one.facts["name"] for one in found}
-    return table(found, [catalogue.facts(name) for name in catalogue.NAMES if name not in known])
+    rows = table(found, [catalogue.facts(name) for name in catalogue.NAMES if name not in known])
+    groups = {name: group for group, names in catalogue.GROUPS.items() for name in names}
+    return _CLAIM.sub(lambda row: f"| [`{row[1]}`](lab-{groups[row[1]]}.md#{row[1]}) |", rows)
 
 
 def section(text: str) -> str:

@@ -1,14 +1,16 @@
-"""Notebooks of the four ways in: each is its page, with the code as cells and the results stored.
+"""Notebooks of the four ways in: each is its page, with the code as cells, and the results and pictures stored.
 
-python -m book.notebooks                   # run all of them in runs/book, and store them
+python -m book.notebooks                   # run all of them, each in an empty folder in runs/book, and store them
 python -m book.notebooks look-inside       # this one
 python -m book.notebooks --text            # only take over the text of the pages, where their code has not changed
 """
 
 from __future__ import annotations
 
+import base64
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,21 +21,25 @@ import nbformat
 from book.live import ROOT, WORK
 
 WAYS = ROOT / "docs" / "ways"
-_BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```(?:(sh|python)|toml\n# (\S+\.toml))\n(.*?)^```\n?", re.DOTALL | re.MULTILINE)
 _SOURCE = re.compile(r"^\[`?([\w.]+)`?\]\((?:\.\./)*src/regard/([\w/]+\.py)\)$", re.MULTILINE)
 _FRAME = re.compile(r"^!\[([^\]]*)\]\((?:\.\./)*live/[\w-]+\.json[^)]*\)$", re.MULTILINE)
 _UNRUN = re.compile(r"# .*(needs the network|takes (minutes|hours)|until Ctrl-C)")
 _PROGRESS = re.compile(r"^step [\d,]+ of [\d,]+: .*(left|tokens/s)\n", re.MULTILINE)
+_PICTURE = re.compile(r"[\w./-]+\.png\b")
+_CLAIM = re.compile(r"^regard lab (\w+)", re.MULTILINE)
 _MOST = 6_000  # characters of one output
 
 
 def cells(markdown: str) -> list[Any]:
-    """The cells of a page: text, Python, and commands as bash cells; a line that cannot run in a cell is a comment."""
+    """The cells of a page: text, Python, commands, recipes to write; a line that cannot run in a cell is a comment."""
     found = []
     rest = 0
-    for block in _BLOCK.finditer(markdown):
+    for block in BLOCK.finditer(markdown):
         found.append(text_cell(markdown[rest : block.start()]))
-        language, code = block[1], block[2].rstrip()
+        language, recipe, code = block[1], block[2], block[3].rstrip()
+        if recipe:
+            code = f"%%writefile {recipe}\n{code}"
         if language == "sh":
             lines = [f"# {line}" if _UNRUN.search(line) else line for line in code.splitlines()]
             code = "\n".join(["%%bash", *lines])
@@ -54,15 +60,17 @@ def text_cell(markdown: str) -> Any:
 
 def run(page: Path) -> Path:
     """Run the notebook of a page, and store it beside the page."""
-    WORK.mkdir(parents=True, exist_ok=True)
+    folder = WORK / page.stem
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     notebook = nbformat.v4.new_notebook(cells=cells(page.read_text()))
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    resources = {"metadata": {"path": str(WORK)}}
+    resources = {"metadata": {"path": str(folder)}}
     nbclient.NotebookClient(notebook, timeout=3600, kernel_name="python3", resources=resources).execute()
     for cell in notebook.cells:
         cell.metadata.clear()
         if cell.cell_type == "code":
-            cell.outputs = shortened(cell.outputs)
+            cell.outputs = [*shortened(cell.outputs), *pictures(cell.source, folder)]
     notebook.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     path = page.with_suffix(".ipynb")
     path.write_text(nbformat.writes(notebook) + "\n")
@@ -95,6 +103,16 @@ def shortened(outputs: list[Any]) -> list[Any]:
             output.get("data", {}).pop("text/html", None)
             found.append(output)
     return found
+
+
+def pictures(code: str, folder: Path) -> list[Any]:
+    """The pictures that the commands of a cell write, as outputs of it; those of Python are its outputs already."""
+    commands = code if code.startswith("%%bash") else ""
+    plots = [folder / name for name in dict.fromkeys(_PICTURE.findall(commands))]
+    found = [folder / "runs" / "lab" / name / "picture.svg" for name in _CLAIM.findall(commands)]
+    data = [{"image/png": base64.b64encode(path.read_bytes()).decode()} for path in plots if path.exists()]
+    data += [{"image/svg+xml": path.read_text()} for path in found if path.exists()]
+    return [nbformat.v4.new_output("display_data", one) for one in data]
 
 
 def main(names: list[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer.main
 from click import Context
@@ -14,10 +15,12 @@ from click import Context
 import regard
 from regard.api import LoadedModel
 from regard.cli import app
-from regard.config.recipe import FineTuning, Text
+from regard.config.recipe import Decode, FineTuning, Text
 from regard.decode.options import Options
+from regard.decode.text_generator import TextGenerator
 from regard.evaluation.laws import LAWS
 from regard.models import zoo
+from regard.schema import kind_of, toml_value
 from regard.training.settings import Training
 
 _COMMENT = re.compile(r"^    (\w+): .*?  # (.+)$", re.MULTILINE)
@@ -26,11 +29,25 @@ A law is a property that every model must have, whatever its parts. Each is one 
 model breaks it: its proof is a test. `regard check MODEL` runs them on a trained model, and `tests/laws` on every model
 of the zoo. A number above the tolerance is a bug of ours, or of a part of yours.
 """.strip()
+_RECIPE = """
+A recipe is a TOML file with these tables; [Recipes](../recipes.md) explains them. A kind that has settings of its own
+is written as a table: `schedule = { kind = "cosine", warmup = 100 }`. On the command line `--set train.steps=2000` sets
+any key.
+""".strip()
+_OPTIONS = """
+What the argument `options` holds, as in `model.translate(text, options=Options(beam=8, length_penalty=1.0))` with
+`from regard.decode.options import Options`. The command line has most of them too: `--beam 8`.
+""".strip()
 _NEEDS = {
     "nothing": "every model", "decoder": "models with a decoder", "tokens": "models that generate tokens",
     "source": "models that read a source", "one text": "models that read one text",
 }  # fmt: skip
-_TABLES = {"text": Text, "train": Training, "decode": Options}
+_LONG = 96  # characters of a line of code
+_ANNOTATION = re.compile(r": '([^']*)'")
+_FUNCTION = re.compile(r"<function .*? at 0x[0-9a-f]+>")
+_TOKEN = re.compile(r"(?<!`)<\w+>")  # in prose, as <extra_id_0>
+_ARGUMENT = re.compile(r", (?=\*|\w+:)")
+_TABLES = {"text": Text, "train": Training, "decode": Decode}
 
 
 def pages() -> dict[str, str]:
@@ -66,9 +83,9 @@ def python() -> str:
         if callable(value) and not inspect.isclass(value):
             parts += entry(f"regard.{name}", value)
     parts += ["", "## A loaded model", "", inspect.getdoc(LoadedModel) or ""]
-    for name, value in vars(LoadedModel).items():
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property)):
-            parts += entry(f"model.{name}", value, level="###")
+    for name, value in sorted(members().items()):
+        parts += entry(f"model.{name}", value, level="###")
+    parts += ["", "## Decoding options", "", _OPTIONS, "", *table(Options)]
     parts += ["", "## The zoo", "", "Every model of the lineage is a function that returns a description."]
     for name in sorted(vars(zoo)):
         value = getattr(zoo, name)
@@ -80,6 +97,16 @@ def python() -> str:
     return "\n".join(parts) + "\n"
 
 
+def members() -> dict[str, Any]:
+    """The public methods and properties of a loaded model; where both classes have one, the base explains it."""
+    found = {**vars(LoadedModel), **{name: value for name, value in vars(TextGenerator).items() if name != "aligner"}}
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property))
+    }
+
+
 def entry(name: str, value: Any, level: str = "##") -> Iterator[str]:
     """One function, method or property."""
     function: Callable[..., Any] | None = value.fget if isinstance(value, property) else value
@@ -87,14 +114,25 @@ def entry(name: str, value: Any, level: str = "##") -> Iterator[str]:
         return
     yield from ("", f"{level} {name}", "")
     if not isinstance(value, property):
-        arguments = [str(one) for key, one in inspect.signature(function).parameters.items() if key != "self"]
-        yield from ("```text", f"{name}({', '.join(arguments)})", "```", "")
-    yield inspect.getdoc(function) or ""
+        yield from ("```python", signature(name, function), "```", "")
+    yield _TOKEN.sub(r"`\g<0>`", inspect.getdoc(function) or "")
+
+
+def signature(name: str, function: Callable[..., Any]) -> str:
+    """A call with its arguments, types and defaults; a long one has a line per argument."""
+    found = inspect.signature(function)
+    keys = [key for key in found.parameters if key != "self"]
+    shown = str(found.replace(parameters=[found.parameters[key] for key in keys], return_annotation=found.empty))
+    line = name + _FUNCTION.sub("...", _ANNOTATION.sub(r": \1", shown))
+    if len(line) <= _LONG:
+        return line
+    cuts = [f"    {part}," for part in _ARGUMENT.split(line[len(name) + 1 : -1])]
+    return "\n".join([f"{name}(", *cuts, ")"])
 
 
 def recipe() -> str:
     """Every key of a recipe: its type, its default, and the comment beside it."""
-    parts = ["# Recipe keys", "", "A recipe is a TOML file with these tables. [Recipes](../recipes.md) explains them."]
+    parts = ["# Recipe keys", "", _RECIPE]
     models = ", ".join(f"`{name}`" for name in sorted(vars(zoo)) if inspect.isfunction(getattr(zoo, name)))
     parts += ["", "## [model]", "", f"`name`: one of {models}, with the arguments of that function"]
     parts += ["([Python](python.md)). Or `init`, the folder of a pretrained model, with these keys:", ""]
@@ -108,15 +146,37 @@ def recipe() -> str:
 def table(cls: type) -> list[str]:
     """The fields of a dataclass as a Markdown table."""
     comments = dict(_COMMENT.findall(inspect.getsource(cls)))
-    rows = ["| key | type | default | |", "|---|---|---|---|"]
+    hints = get_type_hints(cls)
+    rows = ["| key | takes | default | |", "|---|---|---|---|"]
     for field in dataclasses.fields(cls):
         default = field.default
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
-        said = "" if default is dataclasses.MISSING else f"`{default}`"
-        cells = (f"`{field.name}`", f"`{field.type}`", said, comments.get(field.name, ""))
+        cells = (f"`{field.name}`", takes(hints[field.name]), written(default), comments.get(field.name, ""))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return rows
+
+
+def takes(annotation: Any) -> str:
+    """What a key of this type can be set to, in the words of TOML."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        options = [one for one in get_args(annotation) if one is not type(None)]
+        kinds = len(options) > 1 and all(map(dataclasses.is_dataclass, options))
+        return ", ".join(f"`{toml_value(kind_of(one))}`" if kinds else takes(one) for one in options)
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{toml_value(value)}`" for value in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "a list"
+    if dataclasses.is_dataclass(annotation):
+        return "a table"
+    return {int: "an integer", float: "a number", str: "text", bool: "`true`, `false`"}.get(annotation, "")
+
+
+def written(default: Any) -> str:
+    """A default as a recipe writes it."""
+    if default is dataclasses.MISSING or default is None or default == ():
+        return ""
+    return f"`{toml_value(kind_of(type(default)) if dataclasses.is_dataclass(default) else default)}`"
 
 
 def laws() -> str:

@@ -81,13 +81,24 @@ def test_references_name_every_verb_and_every_key():
     pages = reference.pages()
     assert "## regard translate" in pages["reference/commands.md"]
     assert "regard.load(" in pages["reference/python.md"]
-    assert "| `learning_rate` |" in pages["reference/recipe.md"]
+    assert "model.translate(" in pages["reference/python.md"]
+    assert "As `TextGenerator" not in pages["reference/python.md"]
+    assert "`<extra_id_0>`" in pages["reference/python.md"]
+    assert "<function" not in pages["reference/python.md"]
+    assert "| `learning_rate` | a number | `0.001` |" in pages["reference/recipe.md"]
+    assert '| `schedule` | `"inverse_square_root"`, `"cosine"`,' in pages["reference/recipe.md"]
 
 
 def test_navigation_names_every_page():
     said = (ROOT / "mkdocs.yml").read_text()
     missing = [path.name for path in PAGES if f": {path.relative_to(ROOT / 'docs').as_posix()}\n" not in said]
     assert missing == []
+
+
+def test_the_first_page_leads_to_every_page():
+    said = (ROOT / "docs" / "index.md").read_text()
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in PAGES]
+    assert [name for name in pages if name != "index.md" and f"]({name})" not in said] == []
 
 
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
@@ -171,7 +182,9 @@ def test_a_finding_is_written_into_the_pages_of_the_lab(tmp_path: Path, monkeypa
     findings.write()
     page = (docs / "lab-attention.md").read_text()
     assert "![One & many](lab/heads/picture.svg)\n\n*Verdict.* **refuted** (full size, seeds 11 to 13" in page
-    assert re.search(r"^\| `heads` \|.*\*\*refuted\*\*", (docs / "lab.md").read_text(), re.MULTILINE)
+    assert re.search(
+        r"^\| \[`heads`\]\(lab-attention\.md#heads\) \|.*\*\*refuted\*\*", (docs / "lab.md").read_text(), re.MULTILINE
+    )
 
 
 def test_a_claim_without_a_run_says_how_to_run_it(monkeypatch: pytest.MonkeyPatch):
@@ -230,7 +243,7 @@ def test_a_notebook_is_its_page_with_the_results_of_one_run(path: Path):
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
     assert all(cell.outputs for cell in code if re.search(r"^(regard|print)", cell.source, re.MULTILINE))
     assert not re.search(r"/(home|root|tmp|work|Users)/", path.read_text())
-    assert path.stat().st_size < 100_000
+    assert path.stat().st_size < 300_000
 
 
 def test_a_line_that_cannot_run_in_a_cell_becomes_a_comment():
@@ -240,6 +253,44 @@ def test_a_line_that_cannot_run_in_a_cell_becomes_a_comment():
     assert text.source == "Text."
     assert shell_cell.source == "%%bash\nregard train dates\n# regard serve runs/dates  # a page; until Ctrl-C"
     assert python.source == "x = 1"
+
+
+def test_a_recipe_of_a_page_becomes_a_cell_that_writes_it():
+    page = "```toml\n# small.toml\n[train]\nsteps = 9\n```\n\n```toml\n[train]\nlearning_rate = 1e-3\n```\n"
+    [recipe, text] = notebooks.cells(page)
+    assert recipe.source == "%%writefile small.toml\n[train]\nsteps = 9"
+    assert (text.cell_type, "learning_rate" in text.source) == ("markdown", True)
+
+
+def test_pictures_that_commands_write_are_outputs_of_their_cell(tmp_path: Path):
+    (tmp_path / "curves.png").write_bytes(b"picture")
+    drawn = tmp_path / "runs" / "lab" / "scale" / "picture.svg"
+    drawn.parent.mkdir(parents=True)
+    drawn.write_text("<svg/>")
+    code = "%%bash\nregard compare a b --plot curves.png\nregard compare a c --plot none.png\nregard lab scale"
+    assert [output.data for output in notebooks.pictures(code, tmp_path)] == [
+        {"image/png": "cGljdHVyZQ=="},
+        {"image/svg+xml": "<svg/>"},
+    ]
+    assert notebooks.pictures('plt.savefig("curves.png")', tmp_path) == []  # a notebook shows it already
+
+
+def test_the_book_shows_the_results_of_a_notebook_below_the_code(tmp_path: Path):
+    outputs = [{"text": ["BLEU 40\n"]}, {"data": {"image/png": "cGljdHVyZQ==", "text/plain": "<Figure>"}}]
+    cells = [{"cell_type": "markdown"}, {"cell_type": "code", "outputs": outputs}]
+    (tmp_path / "page.ipynb").write_text(json.dumps({"cells": cells}))
+    shown = assemble.results("# Title\n\nText.\n\n```sh\nregard evaluate a\n```\n\nEnd.\n", tmp_path / "page.ipynb")
+    assert re.search(r"evaluate a\n```\n\n<details.*BLEU 40\n```.*base64,cGljdHVyZQ==.*\nEnd\.", shown, re.DOTALL)
+    assert "<Figure>" not in shown
+    assert shown.startswith("# Title\n\n*")
+    assert "](page.ipynb)" in shown
+
+
+def test_long_inline_code_may_be_cut_and_an_option_may_not():
+    long = f"`regard train {'x' * 60}`"
+    shown = assemble.page(f"With {long} or `--beam 5`.\n", Path("docs/page.md"), "page.md")
+    assert f"{long}{{ .long }}" in shown
+    assert "`--beam 5`." in shown
 
 
 def test_outputs_lose_progress_and_pages():

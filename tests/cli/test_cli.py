@@ -43,7 +43,9 @@ def without_torch(*arguments: str) -> str:
     return done.stdout
 
 
-VERBS = "train init translate generate fill embed classify score show serve evaluate check plan bench"
+VERBS = (
+    "train init plan translate generate fill embed classify score show serve evaluate compare check lab convert bench"
+)
 
 
 @pytest.mark.parametrize("verb", [[], *([verb] for verb in VERBS.split())])
@@ -51,6 +53,7 @@ def test_help_needs_no_torch_and_gives_an_example(verb: list[str]):
     said = without_torch(*verb, "--help")
     assert "Usage: regard" in said
     assert not verb or "Example: regard" in said
+    assert all(line.startswith("  Example: ") for line in said.splitlines() if "Example: " in line)
 
 
 def test_the_recipes_are_listed_without_torch():

@@ -276,11 +276,11 @@ def test_the_table_of_findings_is_markdown(own: Path):
     found = regard.lab.run(str(own), show=False)
     lines = table([found]).splitlines()
     assert lines[2] == (
-        "| `mine` | Is two more than one? | value: one 4 ± 0; two 8 ± 0 | **confirmed** | full | 1–3 | 0.0 |"
+        "| `mine` | Is two more than one? | **confirmed** | value: one 4 ± 0; two 8 ± 0 | full | 1–3 | 0.0 |"
     )
     half = regard.lab.run(str(own), minutes=1, first_seed=11, show=False)
     assert "| 0.5 of full | 11–13 |" in table([half], [catalogue.facts("axis")])
-    assert table([half], [catalogue.facts("axis")]).endswith("| – | not run | – | – | – |")
+    assert table([half], [catalogue.facts("axis")]).endswith("| not run | – | – | – | – |")
 
 
 STORED = Path(__file__).parents[2] / "docs" / "lab"

@@ -63,9 +63,13 @@ def convert(
     CTranslate2, ONNX and Argos Translate are checked: torch and the converted model answer a sample.
 
     Example: regard convert runs/python published/python
+
     Example: regard convert runs/adapter merged --to regard
+
     Example: regard convert runs/dates --to ctranslate2 --precision int8
+
     Example: regard convert runs/de-en de-en.argosmodel --to argos --languages de-en
+
     Example: regard convert fairseq/checkpoint_best.pt runs/lstm --to regard --allow-pickle
     """
     if to not in _FORMATS:

@@ -49,6 +49,7 @@ def lab(
     The folder gets finding.json, picture.svg and page.html. A file that you name is executed.
 
     Example: regard lab symmetry --minutes 1
+
     Example: regard lab all --report lab.html
     """
     if claim is None:

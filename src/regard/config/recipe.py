@@ -73,20 +73,20 @@ class Weighted:
 class Text:
     """The [text] table: files or an embedded corpus, its tokenizer, and the task that is trained on it."""
 
-    train: str | tuple[str | Weighted, ...] | None = None
-    valid: str | float | tuple[str | Weighted, ...] | None = None  # a number: this share of the training text
-    test: str | float | tuple[str | Weighted, ...] | None = None
-    folder: str | None = None  # of the files above; None: the current directory
-    corpus: str | None = None
-    documents: Documents = "file"
-    fields: tuple[str, ...] | None = None
-    bad_utf8: Literal["refuse", "skip"] = "refuse"
-    control: Literal["refuse", "strip"] = "refuse"
+    train: str | tuple[str | Weighted, ...] | None = None  # a file or folder, or a list of them with weights
+    valid: str | float | tuple[str | Weighted, ...] | None = None  # files, or a number: this share of the training text
+    test: str | float | tuple[str | Weighted, ...] | None = None  # the same, for regard evaluate
+    folder: str | None = None  # of the files above; by default the current directory
+    corpus: str | None = None  # a built-in corpus instead of files: dates, languages or python
+    documents: Documents = "file"  # what one document of plain text is
+    fields: tuple[str, ...] | None = None  # columns of a table, by name or number: text, target or label
+    bad_utf8: Literal["refuse", "skip"] = "refuse"  # an invalid byte: an error, or its text is left out and counted
+    control: Literal["refuse", "strip"] = "refuse"  # a control character: an error, or it is removed
     alignment: Literal["checked", "unchecked"] = "checked"  # whether to search for shifted pairs
-    tokenizer: TokenizerKind = field(default_factory=BPE)
-    bpe_dropout: float = 0.0
+    tokenizer: TokenizerKind = field(default_factory=BPE)  # by default byte-level BPE of 8,000 tokens
+    bpe_dropout: float = 0.0  # the probability that BPE skips a merge in training (Provilkov 2020)
     transpose: int = 0  # data augmentation for music: other keys, up to this many semitones away
-    task: Task | None = None
+    task: Task | None = None  # by default it follows from the model and the files
 
     def __post_init__(self) -> None:
         if (self.train is None) == (self.corpus is None):

@@ -30,24 +30,24 @@ SOON = 5  # more tokens; looking as far as the limit took 1.25 to 1.6 times as m
 class Options:
     """Decoding options. A temperature above 0 samples; otherwise beam 1 is greedy search, and more is beam search."""
 
-    beam: int = 1
-    n_best: int = 1
+    beam: int = 1  # hypotheses that the search keeps; 1 is greedy
+    n_best: int = 1  # results per text
     length_penalty: float = 0.6  # scores are divided by the length to this power (Wu 2016)
-    normalization: LengthNormalization = "wu"
-    early_stopping: EarlyStopping = "soon"
+    normalization: LengthNormalization = "wu"  # how length_penalty divides: by Wu's formula, or by the length
+    early_stopping: EarlyStopping = "soon"  # when a beam search ends
     coverage_penalty: float = 0.0  # Wu 2016: lowers the score when source tokens get little attention
-    temperature: float = 0.0
-    top_k: int = 0
+    temperature: float = 0.0  # divides the logits before sampling; 0 does not sample
+    top_k: int = 0  # samples among so many tokens; 0: all
     top_p: float = 1.0  # nucleus sampling (Holtzman 2020)
-    min_p: float = 0.0
+    min_p: float = 0.0  # samples among tokens at least this share as probable as the best
     typical: float = 1.0  # locally typical sampling (Meister 2022): this probability, of tokens of usual surprise
     epsilon: float = 0.0  # epsilon sampling (Hewitt 2022): tokens at least so probable
-    seed: int = 0
-    no_repeat_ngram: int = 0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    seed: int = 0  # of sampling
+    no_repeat_ngram: int = 0  # no sequence of so many tokens occurs twice; 0: any may
+    repetition_penalty: float = 1.0  # divides the logits of tokens that occurred before (Keskar 2019)
+    min_tokens: int = 0  # the end token is not allowed before
+    max_tokens: int | None = None  # by default as many as the model and the source allow
+    stop: tuple[str, ...] = ()  # strings that end a text
     suppress_tokens: tuple[int, ...] = ()  # never generated
     begin_suppress_tokens: tuple[int, ...] = ()  # not generated first
     forced_bos: int | None = None  # generated first, whatever the model predicts

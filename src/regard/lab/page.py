@@ -116,14 +116,14 @@ def report(findings: Sequence[Finding], note: str) -> str:
 
 def table(findings: Sequence[Finding], others: Sequence[Mapping[str, Any]] = ()) -> str:
     """The findings as a Markdown table, with their size and processor minutes, then claims that have none."""
-    names = ("claim", "question", "numbers (mean ± spread over seeds)", "verdict", "size", "seeds", "minutes")
+    names = ("claim", "question", "verdict", "numbers (mean ± spread over seeds)", "size", "seeds", "minutes")
     rows = [names, ("---",) * len(names)]
     for facts in (one.facts for one in findings):
         size = "full" if facts["scale"] == 1 else f"{facts['scale']:.2g} of full"
         seeds = f"{facts['seeds'][0]}–{facts['seeds'][-1]}"
-        rows.append((f"`{facts['name']}`", facts["question"], brief(facts["numbers"]), f"**{facts['verdict']}**", size,
+        rows.append((f"`{facts['name']}`", facts["question"], f"**{facts['verdict']}**", brief(facts["numbers"]), size,
                      seeds, f"{facts['seconds'] / 60:.1f}"))  # fmt: skip
-    rows += [(f"`{one['name']}`", one["question"], "–", "not run", "–", "–", "–") for one in others]
+    rows += [(f"`{one['name']}`", one["question"], "not run", "–", "–", "–", "–") for one in others]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

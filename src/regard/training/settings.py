@@ -21,34 +21,34 @@ FREE = ("steps", "save_every", "valid_every", "log_every", "keep", "keep_every",
 class Training:
     """The [train] table. A step has `batch_tokens`; gradient accumulation splits it into micro-batches."""
 
-    steps: int = 10_000
+    steps: int = 10_000  # optimizer steps; a finished run continues if there are more
     batch_tokens: int | Literal["fit"] = 4096  # "fit": the most that fits in memory, found when the run starts
     accumulate: int = 1  # gradient accumulation: micro-batches per step
-    learning_rate: float = 1e-3
+    learning_rate: float = 1e-3  # the peak of the schedule
     optimizer: Optimizer = field(default_factory=AdamW)
     groups: tuple[Group, ...] = ()  # parameter groups with a learning rate or weight decay of their own
     layer_decay: float = 1.0  # layer-wise learning rate decay: factor per layer below the top one
-    schedule: Schedule = field(default_factory=InverseSquareRoot)
-    label_smoothing: float = 0.1
-    scheduled_sampling: ScheduledSampling | None = None
+    schedule: Schedule = field(default_factory=InverseSquareRoot)  # of the learning rate; all have a warm-up
+    label_smoothing: float = 0.1  # the share of the target distribution that is spread over all tokens
+    scheduled_sampling: ScheduledSampling | None = None  # a translator reads some of its own predictions (Bengio 2015)
     lora: LoRA | None = None  # train adapters of low rank beside a pretrained model's linear maps, and freeze the rest
     clip: float = 1.0  # gradient clipping: the largest norm
     ema: float | None = None  # decay of the weights' exponential moving average, which is validated and kept instead
     average: int = 1  # checkpoint averaging: the last ones are averaged at the end, and kept if they validate better
-    save_every: int = 500
-    valid_every: int = 500
-    log_every: int = 50
-    keep: int = 5
-    keep_every: int | None = None
+    save_every: int = 500  # steps between checkpoints
+    valid_every: int = 500  # steps between validations
+    log_every: int = 50  # steps between lines of metrics.jsonl
+    keep: int = 5  # so many checkpoints are kept, the newest
+    keep_every: int | None = None  # checkpoints at multiples of this are kept too
     patience: int | None = None  # early stopping: validations without improvement before the run ends
     best: Literal["loss", "bleu", "chrf", "exact", "accuracy", "f1", "matthews", "pearson", "spearman"] = "loss"
     valid_lines: int = 200  # of the validation text, translated and scored
     samples: int = 3  # of these, displayed
-    precision: Precision = "auto"
+    precision: Precision = "auto"  # auto is bfloat16 on GPUs that support it
     gradient_checkpointing: bool = False  # store only the input of each layer, recompute the rest in the backward pass
     parallel: Literal["replicate", "shard"] = "replicate"  # of several processes: DDP or FSDP
     timeout: int = 600  # seconds that a process waits for the others
-    seed: int = 1
+    seed: int = 1  # of all random draws
 
     def __post_init__(self) -> None:
         counts = ("steps", "batch_tokens", "accumulate", "average", "save_every", "valid_every", "log_every", "keep",
