@@ -178,6 +178,44 @@ def engines_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
     return f"Engines, {text.name}, threads: {threads}", found.tables, facts
 
 
+def generate_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Generating with a GPT of random weights: title, table, facts."""
+    import tempfile
+
+    from bench import inference
+
+    threads = chosen.threads or os.cpu_count() or 1
+    with tempfile.TemporaryDirectory(prefix="regard-") as temporary:
+        ours, theirs = inference.gpt(Path(temporary), chosen.seed)
+        starts = inference.contestants(ours, {"language model": theirs}, threads)
+        found = inference.measure(
+            starts, "generate", inference.prompts(chosen.prompts), chosen.rounds, one_by_one=True,
+            max_tokens=chosen.max_tokens,
+        )  # fmt: skip
+    facts = {
+        "model": "GPT of 10.7 M random weights: width 384, 6 layers, 6 heads, bytes",
+        "search": f"greedy, {chosen.prompts} prompts, one at a time, at most {chosen.max_tokens} tokens each; "
+        f"{chosen.rounds} rounds",
+    }
+    return f"Generating, one prompt at a time, threads: {threads}", found, facts
+
+
+def embed_row(chosen: argparse.Namespace) -> tuple[str, str, dict[str, str]]:
+    """Embedding: title, table, facts."""
+    from bench import inference
+
+    threads = chosen.threads or os.cpu_count() or 1
+    lines = chosen.text.read_text().splitlines()[: chosen.texts]
+    theirs = {"sentence-transformers": chosen.model, "encoder": chosen.model}
+    found = inference.measure(inference.contestants(chosen.model, theirs, threads), "embed", lines, chosen.rounds)
+    facts = {
+        "model": f"{chosen.model.resolve().name}, a folder of sentence-transformers",
+        "texts": f"{len(lines):,}, {sum(len(line.split()) for line in lines) / len(lines):.1f} words on average; "
+        f"{chosen.rounds} rounds",
+    }
+    return f"Embedding, threads: {threads}", found, facts
+
+
 def translator(chosen: argparse.Namespace, engine: Engine = "torch") -> tuple[LoadedModel, Bitext]:
     """The model of `--model`, or one trained for `--steps`, and the text."""
     from bench import decode
@@ -357,6 +395,21 @@ def arguments() -> argparse.ArgumentParser:
         engines.add_argument(f"--{name}", type=int, default=default)
     engines.add_argument("--threads", type=int, help="of each (default: all cores)")
     engines.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
+    generate = rows.add_parser("generate", help="tokens/s of a GPT of 10.7 M random weights, one prompt at a time")
+    generate.set_defaults(run=generate_row, peers=("ctranslate2", "transformers"))
+    embed = rows.add_parser("embed", help="texts/s against sentence-transformers, transformers and CTranslate2")
+    embed.set_defaults(run=embed_row, peers=("ctranslate2", "transformers"))
+    embed.add_argument("--model", type=Path, required=True, help="folder of sentence-transformers, converted in "
+                       "float32 and in int8")  # fmt: skip
+    embed.add_argument("--text", type=Path, required=True, help="file with one text per line")
+    embed.add_argument("--texts", type=int, default=1500, help="of each block")
+    for name, default in {"prompts": 4, "max-tokens": 128}.items():
+        generate.add_argument(f"--{name}", type=int, default=default)
+    for row in (generate, embed):
+        for name, default in {"rounds": 5, "seed": 1}.items():
+            row.add_argument(f"--{name}", type=int, default=default)
+        row.add_argument("--threads", type=int, help="of each (default: all cores)")
+        row.add_argument("--write", action="store_true", help="keep the row in bench/RESULTS.md")
     serve = rows.add_parser(
         "serve", parents=[transformer()], help="sentences/s of many clients against offline decoding"
     )

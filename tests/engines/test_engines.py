@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,25 @@ def test_a_sentence_that_is_not_proven_is_searched_farther(monkeypatch: pytest.M
         options = Options(beam=4, length_penalty=penalty)
         assert [one[0].text for one in engine.translations(LINES, options)] == model.translate(LINES, options=options)
     assert len(set(horizons)) > 1
+
+
+def test_a_sentence_cut_short_by_the_limit_of_another_is_searched_once_more(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):  # fmt: skip
+    engine, searched = Translator(convert(folder), no_torch, defaults_from=folder), Counter[Any]()
+    start = engine._start
+
+    def counted(requests: Any, horizon: int, search: Any) -> Any:
+        searched.update(request.source for request in requests)
+        return start(requests, horizon, search)
+
+    monkeypatch.setattr(engine, "_start", counted)
+    options, lines = Options(beam=1), [" ".join(["dog"] * count) for count in range(1, 6)]
+    found = engine.translations(lines, options)
+    assert {*searched.values()} == {1, 2}
+    assert [one[0].text for one in found] == load(folder, device="cpu", engine="torch").translate(
+        lines, options=options
+    )
 
 
 def test_only_a_bound_below_the_best_scores_ends_a_search():

@@ -59,3 +59,16 @@ def test_the_precision_is_by_matrix_not_by_rows(monkeypatch: pytest.MonkeyPatch)
         assert isinstance(large._packed[1], Int8Weight)
     x = drawn(2, 64).requires_grad_()
     assert torch.equal(large(x), F.linear(x, large.weight, large.bias))  # with gradients, float32
+
+
+@pytest.mark.skipif(not module.ONEDNN, reason="MKL is faster on this processor")
+def test_a_single_row_takes_packed_weights_where_the_matrix_is_large():
+    small, large = linear(64, 64).eval(), linear(256, 512).eval()
+    with torch.no_grad():
+        for layer in (small, large):
+            x = drawn(1, layer.in_features)
+            assert isinstance(layer, Linear)
+            assert torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-5)
+        assert not len(large(drawn(0, 256)))
+    assert small._packed is None
+    assert large._packed is not None

@@ -49,12 +49,13 @@ class CutLines:
 
 
 def cut_long_lines(
-    reader: Reader, tokenizer: Tokenizer, texts: Sequence[str], options: Options, *, trained_length: int | None,
-    prefixes: Sequence[str] | None, constraints: Sequence[Constraints | None] | None = None, first_line: int,
-    note: Callable[[str], None],
+    reader: Reader, tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[Sequence[int]], options: Options, *,
+    trained_length: int | None, prefixes: Sequence[str] | None, constraints: Sequence[Constraints | None] | None = None,
+    first_line: int, note: Callable[[str], None],
 ) -> CutLines | None:  # fmt: skip
     """Cut the lines that are too long and have neither target prefix nor constraints; None if nothing is cut.
 
+    `encoded` are the token ids of the lines, without special tokens.
     Lines are cut for the one best translation of a search: a sample, an n-best list and a number of tokens are those of
     a line as a whole.
     """
@@ -64,13 +65,14 @@ def cut_long_lines(
         return None
 
     def count(text: str) -> int:
-        return len(add_special_tokens(reader, tokenizer, tokenizer.encode(text)))
+        return with_special_tokens(tokenizer.encode(text))
+
+    def with_special_tokens(ids: Sequence[int]) -> int:
+        return len(add_special_tokens(reader, tokenizer, ids))
 
     lines: list[list[str]] = []
-    for number, (text, prefix, constraint) in enumerate(zip(texts, prefixes, constraints), first_line):
-        # Tokenizers write no more tokens than a text has bytes, special tokens aside.
-        length = 0 if len(text.encode(errors="replace")) + 8 <= trained_length else count(text)
-        pieces = [text]
+    for number, (text, ids, prefix, constraint) in enumerate(zip(texts, encoded, prefixes, constraints), first_line):
+        length, pieces = with_special_tokens(ids), [text]
         if length > trained_length and (prefix or constraint):
             check_length(reader, length, f"line {number:,}")
         elif length > trained_length:

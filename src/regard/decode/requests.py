@@ -139,7 +139,7 @@ Layer = int | Literal["mix"] | None
 def translation_requests(
     reader: Reader,
     tokenizers: tuple[Tokenizer, Tokenizer],
-    texts: Sequence[str],
+    texts: Sequence[str | Sequence[int]],
     options: Options,
     *,
     prefixes: Sequence[str] | None = None,
@@ -147,13 +147,13 @@ def translation_requests(
     trained_length: int | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> list[Request]:
-    """The requests to translate these texts, as `translate` makes them."""
+    """The requests to translate these texts or their token ids, as `translate` makes them."""
     source, target = tokenizers
     if prefixes is not None and len(prefixes) != len(texts):
         raise InputError(f"{len(texts):,} texts and {len(prefixes):,} prefixes: give one prefix per text.")
     encoded = repeat([], len(texts)) if prefixes is None else target.encode_batch(prefixes)
     template, requests = text_template(reader, source), []
-    for index, (ids, prefix) in enumerate(zip(source.encode_batch(texts), encoded)):
+    for index, (ids, prefix) in enumerate(zip(_token_ids(source, texts), encoded)):
         source_ids = template.row(ids) or (source.bos,)
         check_length(reader, len(source_ids), f"line {first_line + index:,}")
         counted = len(source_ids)
@@ -189,13 +189,18 @@ def prompt_requests(
 ) -> list[Request]:
     """The requests to continue these prompts, which are texts or token ids; special tokens are added to both."""
     requests, start = [], len(text_template(reader, tokenizer).prefix)
-    encoded = iter(tokenizer.encode_batch([prompt for prompt in prompts if isinstance(prompt, str)]))
-    for index, given in enumerate(prompts):
-        prompt = add_special_tokens(reader, tokenizer, next(encoded) if isinstance(given, str) else given)
+    for index, ids in enumerate(_token_ids(tokenizer, prompts)):
+        prompt = add_special_tokens(reader, tokenizer, ids)
         check_length(reader, len(prompt), f"prompt {index + 1:,}")
         max_tokens = clamp_max_tokens(reader, 200 if options.max_tokens is None else options.max_tokens, len(prompt))
         requests.append(Request(prompt, None, max_tokens, options.seed + index, start))
     return requests
+
+
+def _token_ids(tokenizer: Tokenizer, texts: Sequence[str | Sequence[int]]) -> Iterator[Sequence[int]]:
+    """The token ids of texts, some of which may be given as ids."""
+    encoded = iter(tokenizer.encode_batch([text for text in texts if isinstance(text, str)]))
+    return (next(encoded) if isinstance(text, str) else text for text in texts)
 
 
 def scoring_requests(

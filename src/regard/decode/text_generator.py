@@ -122,8 +122,9 @@ class TextGenerator:
             self._note_once("this model translates into several languages, and none is named. Name one, as in "
                             "--target-language fr, or as tgt_lang in tokenizer_config.json.")  # fmt: skip
         cut = None if mbr is not None else cut_long_lines(
-            self.network, self.tokenizer, texts, options, trained_length=self.config.get(TRAINED_LENGTH),
-            prefixes=prefixes, constraints=constraints, first_line=first_line, note=self._note_once,
+            self.network, self.tokenizer, texts, self.tokenizer.encode_batch(texts), options,
+            trained_length=self.config.get(TRAINED_LENGTH), prefixes=prefixes, constraints=constraints,
+            first_line=first_line, note=self._note_once,
         )  # fmt: skip
         if cut is not None:
             found = self._translated(

@@ -12,7 +12,8 @@ searched again with a farther horizon, up to its limit. Nothing here imports tor
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import groupby
 from pathlib import Path
@@ -54,6 +55,9 @@ class _Found:
         # If every best candidate ended at the horizon, the unfinished ones are below those.
         last = open_rows or [total for tokens, total, _ in self.hypotheses if len(tokens) == self.horizon - 1]
         return max(last, default=None)
+
+
+_EMPTY = _Found([((), 0.0, False)], 0)  # of what no token may be generated for
 
 
 class Searcher(ConvertedModel):
@@ -133,41 +137,38 @@ class Searcher(ConvertedModel):
         self, requests: Sequence[Request], options: Options, progress: Progress = QUIET
     ) -> list[list[GeneratedText]]:  # fmt: skip
         """The n-best texts of each request."""
-        nothing = _Found([((), 0.0, False)], 0)
-        found = dict.fromkeys(range(len(requests)), nothing)
-        limits = {index: request.max_tokens for index, request in enumerate(requests) if request.max_tokens}
-        progress(len(requests) - len(limits))
         rule = self._rule(options)
-        horizons = {} if rule == "horizon" else limits
-        while horizons:  # the second time with those that were cut short by the limit of another
-            farther = {}
-            for index, one in self._pass(requests, horizons, options, rule):
-                if one.cut and one.horizon < limits[index]:
-                    farther[index] = limits[index]
-                else:
-                    found[index] = one
-                    progress(1)
-            horizons = farther
+        empty = [index for index, request in enumerate(requests) if not request.max_tokens]
+        found = dict(zip(empty, self._texts(requests, dict.fromkeys(empty, _EMPTY), options)))
+        progress(len(empty))
+        horizons = {index: one.max_tokens for index, one in enumerate(requests) if one.max_tokens}
         if rule == "horizon":
-            lengths = {index: len(requests[index].source or ()) for index in limits}
-            horizons = {index: _first_horizon(lengths[index], limit) for index, limit in limits.items()}
-        while horizons:
-            for index, one in self._pass(requests, dict(horizons), options, "horizon"):
-                next_horizon = _farther(one, limits[index], options)
-                if next_horizon is None:
-                    found[index] = one
-                    progress(1)
-                    del horizons[index]
+            horizons = {index: _first_horizon(requests[index], limit) for index, limit in horizons.items()}
+        running = deque(self._started(requests, horizons, options, rule, alike=rule == "horizon"))
+        while running:
+            finished, farther = dict[int, _Found](), dict[int, int]()
+            for index, one in running.popleft():
+                limit = requests[index].max_tokens
+                if rule == "horizon":
+                    horizon = _farther(one, limit, options)
+                else:  # cut short by the limit of another
+                    horizon = limit if one.cut and one.horizon < limit else None
+                if horizon is None:
+                    finished[index] = one
                 else:
-                    horizons[index] = next_horizon
-        return self._texts(requests, [found[index] for index in range(len(requests))], options)
+                    farther[index] = horizon
+            # Searched again at once, while other batches run, and not cut short by each other.
+            running.extend(self._started(requests, farther, options, rule, alike=True))
+            found |= zip(finished, self._texts(requests, finished, options))
+            progress(len(finished))
+        return [found[index] for index in range(len(requests))]
 
     def _texts(
-        self, requests: Sequence[Request], found: Sequence[_Found], options: Options
+        self, requests: Sequence[Request], found: Mapping[int, _Found], options: Options
     ) -> list[list[GeneratedText]]:  # fmt: skip
-        """The best hypotheses by our scores as texts, prompts included."""
-        best = [_ranked(one, options) for one in found]
-        prompts = (request.prompt[request.special_tokens :] for request in requests)
+        """The best hypotheses of some requests by our scores as texts, prompts included."""
+        best = [_ranked(one, options) for one in found.values()]
+        prompts = (requests[index].prompt[requests[index].special_tokens :] for index in found)
         rows = [(*prompt, *tokens) for prompt, some in zip(prompts, best) for _, tokens, _, _ in some]
         texts = iter(self.tokenizers[1].decode_batch(rows))
         return [
@@ -181,22 +182,23 @@ class Searcher(ConvertedModel):
         as_one = options.early_stopping is True or (self.patience is not None and options.n_best == 1)
         return "patience" if as_one else "horizon"
 
-    def _pass(
-        self, requests: Sequence[Request], horizons: dict[int, int], options: Options, rule: Rule
-    ) -> Iterator[tuple[int, _Found]]:  # fmt: skip
-        """Search each sentence once, up to its horizon or a smaller one; -> index and what was found."""
+    def _started(
+        self, requests: Sequence[Request], horizons: dict[int, int], options: Options, rule: Rule, *, alike: bool
+    ) -> list[Iterator[tuple[int, _Found]]]:  # fmt: skip
+        """Start to search each sentence up to its horizon or a smaller one; -> per batch, index and what is found."""
         precision = self.converted.precision
         rows = max(1, min(_ROWS[precision], _HYPOTHESES[precision] // options.beam))
         search = self._arguments(options, rule)
-        running = [
-            (indices, horizon, self._start([requests[index] for index in indices], horizon, search(horizon)))
-            for indices, horizon in _batches(horizons, requests, rows, alike=rule == "horizon")
-        ]
         power = options.length_penalty if rule == "patience" else 0.0
-        for indices, horizon, answers in running:
+
+        def read(indices: list[int], horizon: int, answers: list[Any]) -> Iterator[tuple[int, _Found]]:
             for index, answer in zip(indices, answers):
-                tokens, scores = self._answer(answer.result())
-                yield index, _read(tokens, scores, horizon, power)
+                yield index, _read(*self._answer(answer.result()), horizon, power)
+
+        return [
+            read(indices, horizon, self._start([requests[index] for index in indices], horizon, search(horizon)))
+            for indices, horizon in _batches(horizons, requests, rows, alike=alike)
+        ]
 
     def _arguments(self, options: Options, rule: Rule) -> Callable[[int], dict[str, Any]]:
         """The arguments of CTranslate2's search up to some horizon."""
@@ -231,8 +233,8 @@ def refused(options: Options, **asked: object) -> str | None:
     return names[0] if names else None
 
 
-def _first_horizon(source: int, limit: int) -> int:
-    return min(limit, _rounded_up(source + _AHEAD))
+def _first_horizon(request: Request, limit: int) -> int:
+    return min(limit, _rounded_up(len(request.source or ()) + _AHEAD))
 
 
 def _rounded_up(length: float) -> int:

@@ -29,16 +29,16 @@ class Translator(Searcher):
             (), options, prefix=any(prefixes or ()), alignment=alignment, replace_unknown=replace_unknown,
             constraints=any(constraints or ()), mbr=mbr,
         )  # fmt: skip
-        length = self.converted.trained_length
+        length, encoded = self.converted.trained_length, [] if reason else self.tokenizer.encode_batch(texts)
         cut = None if reason else cut_long_lines(
-            self, self.tokenizer, texts, options, trained_length=length, prefixes=prefixes, first_line=first_line,
-            note=self._note,
+            self, self.tokenizer, texts, encoded, options, trained_length=length, prefixes=prefixes,
+            first_line=first_line, note=self._note,
         )  # fmt: skip
         if cut is not None:
             found = self.translations(cut.pieces, options, progress=progress and cut.progress(progress))
             return cut.put_together(found, options)
         requests = [] if reason else translation_requests(
-            self, self.tokenizers, texts, options, first_line=first_line, trained_length=length, note=self._note
+            self, self.tokenizers, encoded, options, first_line=first_line, trained_length=length, note=self._note
         )  # fmt: skip
         reason = reason or self.unable(requests, options)
         if reason:

@@ -111,15 +111,13 @@ class _Worker:
             return self.facts()
         if task == "limit":
             return {"products_per_second": _products_per_second()}
-        work = _WORK[task]
+        work, told = _WORK[task]
         begun, cpu = time.perf_counter(), time.process_time()
-        if request.get("one_by_one"):
-            found = [work(self.model, [line], request) for line in request["lines"]]
-        else:
-            found = [work(self.model, request["lines"], request)]
+        groups = [[line] for line in request["lines"]] if request.get("one_by_one") else [request["lines"]]
+        found = [work(self.model, lines, request) for lines in groups]
         seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
-        answers = [answer for some, _ in found for answer in some]
-        tokens = sum(count for _, count in found)
+        both = [told(self.model, lines, some) for lines, some in zip(groups, found)]
+        answers, tokens = [answer for some, _ in both for answer in some], sum(count for _, count in both)
         return vars(Pass(seconds, cpu, tokens, answers, _peak_memory()))
 
     def facts(self) -> dict[str, Any]:
@@ -144,24 +142,32 @@ class _Worker:
         }  # fmt: skip
 
 
-def _translate(model: Any, lines: list[str], request: dict[str, Any]) -> tuple[list[str], int]:
-    found = model.translations(lines, replace(model.defaults(), beam=request["beam"]), progress=_silent)
-    return [one[0].text for one in found], sum(len(one[0].tokens) + 1 for one in found)
+def _translate(model: Any, lines: list[str], request: dict[str, Any]) -> Any:
+    return model.translations(lines, replace(model.defaults(), beam=request["beam"]), progress=_silent)
 
 
-def _generate(model: Any, lines: list[str], request: dict[str, Any]) -> tuple[list[str], int]:
+def _generate(model: Any, lines: list[str], request: dict[str, Any]) -> Any:
     options = Options(max_tokens=request["max_tokens"]).with_tokens_of(model.defaults())
-    found = model.continuations(lines, options, progress=_silent)
-    return [one[0].text for one in found], sum(len(one[0].tokens) for one in found)
+    return model.continuations(lines, options, progress=_silent)
 
 
-def _embed(model: Any, lines: list[str], _request: dict[str, Any]) -> tuple[list[str], int]:
-    vectors = model.embed(lines, progress=_silent)
-    return [" ".join(f"{number:.1e}" for number in row[:4]) for row in vectors], _read(model, lines)
+def _written(_model: Any, _lines: list[str], found: Any) -> tuple[list[str], int]:
+    return [one[0].text for one in found], sum(len(one[0].tokens) + one[0].ended for one in found)
 
 
-def _classify(model: Any, lines: list[str], _request: dict[str, Any]) -> tuple[list[str], int]:
-    found = model.classify(lines, progress=_silent)
+def _embed(model: Any, lines: list[str], _request: dict[str, Any]) -> Any:
+    return model.embed(lines, progress=_silent)
+
+
+def _vectors(model: Any, lines: list[str], found: Any) -> tuple[list[str], int]:
+    return [" ".join(f"{number:.1e}" for number in row[:4]) for row in found], _read(model, lines)
+
+
+def _classify(model: Any, lines: list[str], _request: dict[str, Any]) -> Any:
+    return model.classify(lines, progress=_silent)
+
+
+def _predictions(model: Any, lines: list[str], found: Any) -> tuple[list[str], int]:
     names = [getattr(one, "label", None) or getattr(one, "tags", None) or f"{one.number:.2g}" for one in found]
     return [str(name) for name in names], _read(model, lines)
 
@@ -174,9 +180,13 @@ def _silent(done: float) -> None:
     pass
 
 
-_WORK: dict[str, Callable[[Any, list[str], dict[str, Any]], tuple[list[str], int]]] = {
-    "translate": _translate, "generate": _generate, "embed": _embed, "classify": _classify,
+_Work = Callable[[Any, list[str], dict[str, Any]], Any]
+_Told = Callable[[Any, list[str], Any], tuple[list[str], int]]
+_WORK: dict[str, tuple[_Work, _Told]] = {
+    "translate": (_translate, _written), "generate": (_generate, _written), "embed": (_embed, _vectors),
+    "classify": (_classify, _predictions),
 }  # fmt: skip
+"""The work that is measured, and what is told of it afterwards: answers, and how many tokens were read or written."""
 
 
 def _peak_memory() -> int:

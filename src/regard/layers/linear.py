@@ -5,7 +5,8 @@ oneDNN, which uses it on AMD's too, and was measured to be 2.3 times as fast the
 depends on the processor, its limits and on sizes alone, never on a clock, so that a run can be repeated to the bit.
 
 For inference, oneDNN gets weights that were packed once, in the order in which it reads them: measured 2.3 times as
-fast as unpacked for 5 rows and 8,000 outputs, 1.2 times for 32 rows, 1.05 times for 640. They take their memory twice.
+fast as unpacked for 5 rows and 8,000 outputs, 1.2 times for 32 rows, 1.05 times for 640, and for a single row 1.3 to 2
+times from 131,072 weights on, which MKL multiplies with one thread. They take their memory twice.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from regard.layers.packed import (
 )
 
 _SMALL = 1_000_000  # multiplications: below, a call of oneDNN costs more than it saves
-_SMALL_PACKED = 300_000  # the same with packed weights; a single row gains nothing from packing
+_SMALL_PACKED = 300_000  # the same with packed weights,
+_LEAST_PACKED = 1 << 17  # or weights of a matrix that gains from packing even for a single row
 _MOST_PACKED = 1 << 26  # weights of a matrix that is packed, at most
 
 
@@ -76,7 +78,8 @@ class Linear(nn.Linear):
             # By the matrix alone, never by the number of rows, which are to have the same outputs in any batch.
             low: PackWeight = Int8Weight if self.precision == "int8" else BFloat16Weight
             return low if self.gains_from(self.precision) else None
-        if numbers <= self.in_features or numbers * self.out_features < _SMALL_PACKED or weight.is_inference():
+        few = numbers <= self.in_features or numbers * self.out_features < _SMALL_PACKED
+        if not numbers or (few and weight.numel() < _LEAST_PACKED) or weight.is_inference():
             return None
         return OneDNNWeight if _is_suitable(x, weight) and weight.numel() <= _MOST_PACKED else None
 
