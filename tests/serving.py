@@ -64,10 +64,16 @@ class Server:
         raise AssertionError("the server did not start")
 
     @property
+    def processes(self) -> list[int]:
+        """Its process, and those in which it decodes."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True).stdout
+        return [self.process.pid, *map(int, found.split())]
+
+    @property
     def memory(self) -> int:
-        """Its resident memory in bytes."""
-        status = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) * 1024
+        """Bytes in memory of all its processes: what they share is counted once, and files that are mapped as well."""
+        anonymous = [_kibibytes(f"/proc/{one}/smaps_rollup", "Pss_Anon") for one in self.processes]
+        return (sum(anonymous) + _kibibytes(f"/proc/{self.process.pid}/status", "RssFile")) * 1024
 
     @property
     def descriptors(self) -> int:
@@ -83,6 +89,11 @@ class Server:
         """End it with SIGTERM; -> the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
+
+
+def _kibibytes(path: str, name: str) -> int:
+    """A number of a file of /proc."""
+    return int(re.findall(rf"^{name}:\s+(\d+)", Path(path).read_text(), re.MULTILINE)[0])
 
 
 @contextmanager
@@ -335,12 +346,13 @@ async def stopping(folders: dict[str, Path], times: int, in_flight: int) -> bool
                 asyncio.create_task(ask(server.port, "POST", "/v1/completions", body)) for _ in range(in_flight)
             ]  # fmt: skip
             await asyncio.sleep(0.3)
+            processes = server.processes
             server.process.send_signal(signal.SIGTERM)
             replies = await asyncio.gather(*asked, return_exceptions=True)
             code = await asyncio.to_thread(server.process.wait, 60)
             answered = sum(not isinstance(reply, BaseException) and reply[0] == 200 for reply in replies)
-            children = subprocess.run(["pgrep", "-P", str(server.process.pid)], capture_output=True).stdout
-            good += code == 0 and answered == in_flight and not children
+            left = [one for one in processes[1:] if Path(f"/proc/{one}").exists()]
+            good += code == 0 and answered == in_flight and not left
     print(f"SIGTERM with {in_flight} requests in flight: {good} of {times} answered all and ended with 0")
     return good == times
 

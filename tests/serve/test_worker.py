@@ -237,7 +237,7 @@ def test_the_worker_survives_whatever_a_step_raises(worker: Worker, monkeypatch:
         raise MemoryError("no room")
 
     with monkeypatch.context() as broken_search:
-        broken_search.setattr(worker._search, "step", broken)
+        broken_search.setattr(worker._search, "_admit", broken)
         with pytest.raises(MemoryError):
             worker.generate([LONG], Options()).future.result(20)
     assert worker.generate([replace(LONG, max_tokens=2)], Options()).future.result(20)

@@ -133,6 +133,7 @@ class ContinuousSearch:
     def __init__(self, network: Network, tokenizer: Tokenizer, *, batch_tokens: int = BATCH_TOKENS) -> None:
         self.network, self.tokenizer, self.batch_tokens = network, tokenizer, batch_tokens
         self.equal_lengths = not network.description.incremental  # where padding changes the output
+        self._tickets: list[Ticket] = []  # that have not ended
         self.waiting: deque[Ticket] = deque()
         self.running: list[_Running] = []
         self.steps = 0  # of all searches
@@ -155,6 +156,7 @@ class ContinuousSearch:
             _Row(ticket, one, next(self._numbers), sample)
             for sample, one in enumerate(sample_requests(request, options))
         ]
+        self._tickets.append(ticket)
         self.waiting.append(ticket)
         return ticket
 
@@ -165,11 +167,24 @@ class ContinuousSearch:
     @torch.inference_mode()
     def step(self) -> list[Ticket]:
         """Read the prompts of some waiting requests, and advance one running search by one token; -> what ended."""
-        self._remove_cancelled()
-        ended = self._admit()
-        if self.running:
-            running = self.running.pop(0)
-            ended += self._guarded(running.rows.values(), lambda: self._advance(running))
+        try:
+            self._remove_cancelled()
+            ended = self._admit()
+            if self.running:
+                running = self.running.pop(0)
+                ended += self._guarded(running.rows.values(), lambda: self._advance(running))
+        except Exception as error:
+            ended = self._end_all(error)
+        self._tickets = [ticket for ticket in self._tickets if not ticket.ended]
+        return ended
+
+    def _end_all(self, error: Exception) -> list[Ticket]:
+        """End all requests with an error that cannot be laid to some of them; the search is as new."""
+        ended = [ticket for ticket in self._tickets if not ticket.ended]
+        for ticket in ended:
+            ticket.error = error
+        self.waiting.clear()
+        self.running.clear()
         return ended
 
     def _remove_cancelled(self) -> None:

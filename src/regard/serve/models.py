@@ -17,10 +17,10 @@ from regard.decode.language import LanguageDetector
 from regard.decode.search import joinable_options
 from regard.decode.target_language import target_languages
 from regard.errors import InputError
-from regard.serve.pool import Threads, WorkerPool
+from regard.serve.pool import Threads, WorkerPool, search_apart, search_here
 from regard.serve.refusal import Refusal, shown
 from regard.serve.settings import Pair
-from regard.serve.worker import Worker
+from regard.serve.worker import Searching, Worker
 from regard.store.languages import folder_languages
 
 if TYPE_CHECKING:
@@ -225,11 +225,14 @@ class Models(Mapping[str, ServedModel]):
         assert isinstance(loaded, LoadedModel)
         pair = self.languages.get(name) or (None if folder is None else folder_languages(folder))
         writes = loaded.engine is not None and loaded.engine.shape != "encoder"
-        workers, engine = self._pool(loaded), self._pool(loaded) if writes else None
+        workers = self._pool(loaded, search_apart)
+        engine = self._pool(loaded, search_here) if writes else None  # it decodes in the engine
         return ServedModel(name, loaded, workers, folder, pair, int(time.time()), engine)
 
-    def _pool(self, model: LoadedModel) -> WorkerPool:
-        return WorkerPool(model, workers=self.workers, max_waiting=self.max_waiting, threads=self.threads)
+    def _pool(self, model: LoadedModel, search: Callable[[LoadedModel], Searching | None]) -> WorkerPool:
+        return WorkerPool(
+            model, workers=self.workers, max_waiting=self.max_waiting, threads=self.threads, search=search
+        )  # fmt: skip
 
     def _served_detector(self, detector: LoadedModel | Path | str) -> ServedDetector:
         model = self.read(Path(detector)) if isinstance(detector, Path | str) else detector

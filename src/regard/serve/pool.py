@@ -1,17 +1,20 @@
-"""The workers of a served model: one thread per core, which share the weights; requests go to the least busy one."""
+"""The workers of a served model: one per core, which share the weights; requests go to the least busy one."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from regard.api import LoadedModel
+from regard.decode.continuous import ContinuousSearch
 from regard.decode.workers import can_share
-from regard.serve.worker import Job, QueueFull, Worker
+from regard.serve import processes
+from regard.serve.worker import Job, QueueFull, Searching, Worker
 
 if TYPE_CHECKING:
     from regard.decode.continuous import Partial
@@ -36,22 +39,37 @@ class Threads:
         """The threads that a busy worker may use."""
         return max(1, self.count // max(1, sum(worker.load > 0 for worker in self.workers)))
 
-    def worker(self, model: LoadedModel, max_waiting: int) -> Worker:
+    def worker(self, model: LoadedModel, max_waiting: int, search: Searching | None = None) -> Worker:
         """A worker that uses its share."""
-        self.workers.append(worker := Worker(model, max_waiting=max_waiting, threads=self.share))
+        worker = Worker(model, max_waiting=max_waiting, threads=self.share, search=search)
+        self.workers.append(worker)
         return worker
+
+
+def search_apart(model: LoadedModel) -> Searching | None:
+    """A search in a process of its own, where there is such a thing; None: one in the worker's thread."""
+    if not processes.AVAILABLE or model.network.shape == "encoder":
+        return None
+    return processes.ProcessSearch(partial(ContinuousSearch, model.network, model.target_tokenizer))
+
+
+def search_here(_: LoadedModel) -> None:
+    """A search in the worker's thread."""
 
 
 class WorkerPool:
     """The workers of one model, with one limit of what may wait; on a GPU, and where threads cannot share, one."""
 
     def __init__(
-        self, model: LoadedModel, *, workers: int | None = None, max_waiting: int = 64, threads: Threads | None = None
-    ) -> None:
+        self, model: LoadedModel, *, workers: int | None = None, max_waiting: int = 64, threads: Threads | None = None,
+        search: Callable[[LoadedModel], Searching | None] = search_apart,
+    ) -> None:  # fmt: skip
         threads, self.max_waiting, self._lock = threads or Threads(), max_waiting, threading.Lock()
         self.jobs = 0  # that were given to the workers
         count = (workers or threads.count) if can_share(model.network) else 1
-        self.workers = [threads.worker(model, max_waiting) for _ in range(count)]
+        searches = [search(model) if count > 1 else None for _ in range(count)]
+        self._apart = any(one is not None for one in searches)
+        self.workers = [threads.worker(model, max_waiting, one) for one in searches]
 
     @property
     def waiting(self) -> int:
@@ -69,7 +87,9 @@ class WorkerPool:
         return sum(worker.steps for worker in self.workers)
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads and processes."""
+        if self._apart:
+            processes.pack_weights(self.workers[0].model)
         for worker in self.workers:
             worker.start()
 

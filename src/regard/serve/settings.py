@@ -35,7 +35,7 @@ class Settings:
     max_bias: int = 1_024  # tokens of logit_bias
     max_files: int = 32  # translated files that are kept for download
     max_waiting: int = 64  # requests per model
-    workers: int | None = None  # threads that decode, per model; None: as many as torch uses
+    workers: int | None = None  # requests that a model decodes on different cores; None: as many as torch has threads
 
     receive_seconds: float = 20.0  # to send a whole request
     write_seconds: float = 20.0  # a reader slower than 1 kB per second over this time is dropped

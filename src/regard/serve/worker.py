@@ -1,4 +1,4 @@
-"""A worker thread of a served model: a bounded queue, continuous batching, other work batched between the steps."""
+"""A worker of a served model: a bounded queue, continuous batching, other work batched between the steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from regard.api import LoadedModel
-from regard.decode.continuous import ContinuousSearch, Partial, Ticket
+from regard.decode.continuous import ContinuousSearch, OnToken, Partial, Ticket
 from regard.decode.generate import GeneratedText, Request
 from regard.decode.inputs import BATCH_TOKENS
 from regard.decode.options import Options
@@ -72,7 +72,7 @@ class _Generation(Job[list[list[GeneratedText]]]):
         """Whether a prompt was read."""
         return any(ticket.started for ticket in self.tickets)
 
-    def add_to(self, search: ContinuousSearch) -> None:
+    def add_to(self, search: Searching) -> None:
         """Queue the requests in a search."""
         for index, request in enumerate(self.requests):
             call = None if self.on_token is None else partial(self.on_token, index)
@@ -104,6 +104,47 @@ class _Work(Job[list[Any]]):
         self.function, self.items, self.tokens, self.key = function, list(items), tokens, key
 
 
+class Searching(Protocol):
+    """What decodes the requests of a worker: a continuous search in its thread, or one in a process."""
+
+    @property
+    def steps(self) -> int:
+        """The decoding steps so far."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or runs."""
+
+    def start(self) -> None:
+        """Begin, before the worker's thread does."""
+
+    def add(
+        self, request: Request, options: Options, *, on_token: OnToken | None = None, top_logprobs: int | None = None
+    ) -> Ticket:
+        """Queue a request."""
+
+    def step(self) -> list[Ticket]:
+        """Advance; -> what ended. A ticket that was cancelled leaves first."""
+
+    def wake(self) -> None:
+        """Let a step that waits return; from any thread."""
+
+    def kill(self) -> None:
+        """End what runs at once; from any thread."""
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+
+class SearchHere(ContinuousSearch):
+    """A continuous search in the worker's thread, where no step waits and nothing is left."""
+
+    def start(self) -> None:
+        """Nothing is to be started."""
+
+    wake = kill = close = start
+
+
 class Worker:
     """A thread that advances searches step by step and runs batched work between the steps.
 
@@ -112,11 +153,10 @@ class Worker:
 
     def __init__(
         self, model: LoadedModel, *, max_waiting: int = 64, batch_tokens: int = BATCH_TOKENS,
-        threads: Callable[[], int] = torch.get_num_threads,
+        threads: Callable[[], int] = torch.get_num_threads, search: Searching | None = None,
     ) -> None:  # fmt: skip
         self.model, self.max_waiting, self.batch_tokens, self.threads = model, max_waiting, batch_tokens, threads
-        self.steps = 0  # of decoding, so far
-        self._search = ContinuousSearch(model.network, model.target_tokenizer, batch_tokens=batch_tokens)
+        self._search: Searching = search or SearchHere(model.network, model.target_tokenizer, batch_tokens=batch_tokens)
         self._changed = threading.Condition()
         self._queued: deque[_Generation] = deque()  # not yet in the search
         self._generations: list[_Generation] = []  # in the search
@@ -144,8 +184,14 @@ class Worker:
         with self._changed:
             return len(self._queued) + len(self._work) + len(self._generations) + len(self._busy)
 
+    @property
+    def steps(self) -> int:
+        """The decoding steps so far."""
+        return self._search.steps
+
     def start(self) -> None:
-        """Start the thread."""
+        """Start the search and the thread."""
+        self._search.start()
         self._thread.start()
 
     def generate(
@@ -197,6 +243,8 @@ class Worker:
             left = [*self._queued, *self._generations, *self._work, *self._busy]
             left = [job for job in left if not job.future.done()]
             self._abandoned = True
+        if self._thread.is_alive():
+            self._search.kill()
         for job in left:
             job.fail(Stopping("the server is stopping"))
         return not left and not self._thread.is_alive()
@@ -208,20 +256,24 @@ class Worker:
             if (waiting := self.waiting) >= self.max_waiting:
                 raise QueueFull(waiting, self.max_waiting)
             queue.append(job)
-            self._changed.notify_all()
+        self._wake()
 
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+        self._search.wake()
 
     def _loop(self) -> None:
         """Work until told to stop: between two steps new requests are taken in, and one batch of other work is run."""
-        with torch.inference_mode():
-            while self._wait():
-                self._use_threads()
-                self._take_in()
-                self._run_batch()
-                self._step()
+        try:
+            with torch.inference_mode():
+                while self._wait():
+                    self._use_threads()
+                    self._take_in()
+                    self._run_batch()
+                    self._step()
+        finally:
+            self._search.close()
 
     def _wait(self) -> bool:
         """Wait for something to do; -> whether to go on."""
@@ -251,17 +303,9 @@ class Worker:
     def _step(self) -> None:
         if not self._search.busy:
             return
-        before = self._search.steps
-        try:
-            self._search.step()
-        except Exception as error:  # nothing that a search isolates: the worker goes on with a new one
-            for job in self._generations:
-                job.fail(error)
-            self._search = ContinuousSearch(
-                self.model.network, self.model.target_tokenizer, batch_tokens=self.batch_tokens
-            )
-            before = 0
-        self.steps += self._search.steps - before
+        if self._work:
+            self._search.wake()  # so that it does not wait for news
+        self._search.step()
         with self._changed:
             self._settle()
 
