@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from regard.cli import app
 from tests.storm import __main__ as storm
-from tests.storm import d
+from tests.storm import b, d
 from tests.storm.rows import Case, Outcome, Row, path_to_here
 
 TIERS = {"A": 15, "B": 10, "C": 12, "D": 7}
@@ -50,6 +51,12 @@ def test_a_letter_names_its_tier():
     assert not storm.chosen("A1", "A10,B")
 
 
+def test_every_verb_is_offered_hostile_files():
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    offered = {command[0] for command in (b.MODEL_VERBS | b.BENCH | b.FILE_VERBS).values()}
+    assert known - offered == {"lab"}  # which reads no file of its user's
+
+
 def test_cases_are_counted_and_the_first_fault_is_noted():
     cases = Case()
     cases.add("one")
@@ -65,6 +72,12 @@ def test_rows_of_data_hold_on_a_few_hundred_cases(row: Row, tmp_path: Path):
 
 def test_planted_duplicates_are_found_in_a_process_of_its_own(tmp_path: Path):
     found = d.duplicates(3_000, 1, tmp_path)
+    assert found.good == found.total, found.note
+
+
+@pytest.mark.slow
+def test_giant_and_empty_texts_are_refused_in_bounded_memory(tmp_path: Path):
+    found = d.giants(100_000, 1, tmp_path)
     assert found.good == found.total, found.note
 
 

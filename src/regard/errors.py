@@ -59,6 +59,15 @@ def printable(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def require_unicode(name: str, where: str) -> None:
+    """Refuse a name whose bytes are not UTF-8: a recipe cannot hold it."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode("utf-8", "backslashreplace").decode()
+        raise InputError(f"the name {shown} is not UTF-8 ({where}). Rename the file or the folder.") from None
+
+
 def suggest(name: str, known: Iterable[str]) -> str:
     """'Did you mean "x"?' for the nearest known name, else the list of what is known."""
     known = sorted(known)

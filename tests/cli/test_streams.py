@@ -267,6 +267,20 @@ def test_chunks_of_lines_change_no_answer(
     assert outputs[0].count("\n") == 70
 
 
+def test_a_line_that_is_typed_and_is_not_utf8_does_not_end_the_session(models: Path):
+    leader, follower = pty.openpty()
+    words = command("translate", models / "translator")
+    strict = {**ENVIRONMENT, "PYTHONIOENCODING": "utf-8:strict"}  # as in most locales
+    with subprocess.Popen(words, stdin=follower, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=strict) as process:
+        os.close(follower)
+        os.write(leader, b"\xff\nabc\n\x04")
+        out, err = process.communicate(timeout=120)
+    os.close(leader)
+    assert process.returncode == 0
+    assert out.count(b"\n") == 1
+    assert b"the line is not UTF-8" in err
+
+
 def test_a_prompt_comes_through_a_pipe(models: Path):
     line = " ".join(command("generate", models / "gpt2", "--max-tokens", 3))
     assert shell(f"echo the cat | {line}") == shell(f"{line} 'the cat'")
@@ -347,6 +361,13 @@ def test_a_failed_run_leaves_no_empty_folder(tmp_path: Path):
     with pytest.raises(KeyError), folder_lock(tmp_path / "own"):
         raise KeyError
     assert (tmp_path / "own").is_dir()
+
+
+def test_a_name_that_is_not_utf8_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr("regard.cli._invoke", lambda _: "runs/\udce9".encode())
+    assert run(["translate", "x"]) == 2
+    said = "a name or a text is not UTF-8, near 'runs/\\udce9'. Rename the file, or correct it."
+    assert capsys.readouterr().err == f"regard: error: {said}\n"
 
 
 def test_json_has_no_infinity():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from regard.cli.options import trained_on_pairs
 from regard.config import builtin_recipes
+from regard.config.init import recipe_for
 from regard.config.recipe import override, parse_recipe, read_recipe, zoo_functions, zoo_model
 from regard.config.resume import difference
 from regard.data.tasks.translation import Translation
@@ -26,6 +28,16 @@ from regard.training.optimizers import AdamW, Cosine, InverseSquareRoot
 @pytest.mark.parametrize("name", builtin_recipes())
 def test_every_built_in_recipe_is_valid(name: str):
     assert read_recipe(name).name == name
+
+
+def test_names_that_are_not_utf8_are_refused_and_that_of_a_recipe_is_replaced(tmp_path: Path):
+    path = tmp_path / os.fsdecode(b"r\xe9.toml")
+    path.write_text(builtin_recipes()["dates"])
+    assert read_recipe(path).name == "r?"
+    with pytest.raises(InputError, match=r"the name text.train=\\udce9.txt is not UTF-8 \(--set\)"):
+        read_recipe("dates", ["text.train=\udce9.txt"])
+    with pytest.raises(InputError, match=r"the name \\udce9.txt is not UTF-8 \(text\)"):
+        recipe_for([Path("\udce9.txt")])
 
 
 def test_the_base_recipe_trains_as_the_paper_does():

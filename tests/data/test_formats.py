@@ -197,6 +197,12 @@ def test_standard_input_is_a_file(cache: Cache, monkeypatch: pytest.MonkeyPatch)
     assert list(read_corpus("-", cache=cache).sources) == ["one", "two"]
 
 
+def test_a_broken_gzip_on_standard_input_is_an_error(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\x1f\x8b\x08garbage")))
+    with pytest.raises(DamagedFile, match="cannot be decompressed"):
+        read_corpus("-", cache=cache)
+
+
 def test_texts_that_are_not_utf8_can_be_skipped(tmp_path: Path, cache: Cache) -> None:
     path = write(tmp_path / "t.txt", b"a\ncaf\xe9\nb\n\n\xff\nc\n")
     lines = read_corpus(path, ReadOptions("line", bad_utf8="skip"), cache)

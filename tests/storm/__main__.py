@@ -55,12 +55,12 @@ def table(results: Mapping[str, Result]) -> str:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     lines = ["# The storm", "", f"{len(ordered)} rows of {len(ROWS)}, {machine}. "
              + (f"Short of their figure: {', '.join(fallen)}." if fallen else "None fell short."), "",
-             "| row | what | held | seed | minutes | note |", "|---|---|---|---|---|---|"]  # fmt: skip
+             "| row | what | held | seed | minutes | date | note |", "|---|---|---|---|---|---|---|"]  # fmt: skip
     for result in ordered:
         mark = "**short**: " if short(result) else ""
         note = " ".join(str(result["note"]).split()).replace("|", "\\|")
         lines.append(f"| {result['name']} | {result['what']} | {mark}{shown(result)} | {result['seed']} | "
-                     f"{result['seconds'] / 60:.1f} | {note} |")  # fmt: skip
+                     f"{result['seconds'] / 60:.1f} | {result.get('date', '')} | {note} |")  # fmt: skip
     return "\n".join(lines) + "\n"
 
 
@@ -88,7 +88,8 @@ def run_apart(row: Row, count: int, seed: int, out: Path) -> Result:
     outcome = json.loads(found.read_text()) if found.exists() else outcome
     found.unlink(missing_ok=True)
     shown_row = {"name": row.name, "what": row.what, "figure": row.figure, "count": count, "seed": seed}
-    return {**shown_row, **outcome, "seconds": round(time.monotonic() - began, 1)}
+    seconds = round(time.monotonic() - began, 1)
+    return {**shown_row, **outcome, "seconds": seconds, "date": time.strftime("%Y-%m-%d")}
 
 
 def run_here(name: str, count: int, seed: int, folder: Path, found: Path) -> None:
@@ -130,13 +131,14 @@ def main() -> int:
     given.out = given.out.absolute()
     given.out.mkdir(parents=True, exist_ok=True)
     path = given.out / "results.json"
-    results: dict[str, Result] = json.loads(path.read_text()) if path.exists() else {}
+    results = read(path)
     for row in rows:
         count = counts(rows, given.minutes)[row.name]
         before = results.get(row.name)
         if before and not given.again and before["count"] >= count and before["seed"] == given.seed:
             continue
-        results[row.name] = result = run_apart(row, count, given.seed, given.out)
+        result = run_apart(row, count, given.seed, given.out)
+        results = {**read(path), row.name: result}  # another storm may have written its own meanwhile
         if not short(result):
             shutil.rmtree(given.out / row.name, ignore_errors=True)
         write(path, json.dumps(results, indent=1))
@@ -152,6 +154,11 @@ def chosen(name: str, only: str) -> bool:
     """Whether a row is among those named; a letter names its tier."""
     words = [word.strip() for word in only.split(",") if word.strip()]
     return not words or name in words or name[0] in words
+
+
+def read(path: Path) -> dict[str, Result]:
+    """The results of the rows so far."""
+    return dict(json.loads(path.read_text())) if path.exists() else {}
 
 
 def write(path: Path, text: str) -> None:

@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.storm.rows import Case, NotHereError, Outcome, Row, tests
 
 TIMEOUT = 10  # seconds that processes wait for one that hangs (train.timeout)
+MOST_SECONDS = 900  # of a job of two processes
 
-# Runs the command line; the first time, one rank signals itself before a step. Files hold when, and when it resumed.
+# Runs the command line; the first time, one rank signals itself before a step (-1: while it saves). Files hold when,
+# and when it resumed.
 DRIVER = """
 import os, sys, time
 from pathlib import Path
 from regard.cli import run
+from regard.training.loop import Run
 from regard.training.step import Trainer
 rank, number, step, times = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
-advance = Trainer.advance
+advance, write = Trainer.advance, Run.write_checkpoint
+def written(self, *given, **options):
+    if step < 0:
+        (times / "signalled").write_text(str(time.time()))
+        os.kill(os.getpid(), number)
+    return write(self, *given, **options)
 def advanced(self):
     first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
     if first and self.world.rank == rank and self.step == step:
@@ -32,7 +42,7 @@ def advanced(self):
     if not first and self.world.rank == 0 and not (times / "resumed").exists():
         (times / "resumed").write_text(str(time.time()))
     return report
-Trainer.advance = advanced
+Trainer.advance, Run.write_checkpoint = advanced, written
 sys.exit(run(sys.argv[5:]))
 """
 
@@ -109,14 +119,23 @@ def rotten(count: int, seed: int, folder: Path) -> Outcome:
 def signalled(
     folder: Path, recipe: Path, rank: int, number: int, step: int, *options: str, restarts: int = 3
 ) -> tuple[int, str, str]:
-    """Two processes of torchrun, of which one signals itself before a step; -> exit code, output, errors."""
+    """Two processes of torchrun, of which one signals itself before a step; -> exit code, output, errors.
+
+    A job that does not end is killed, and its exit code is that of SIGKILL.
+    """
     import sys
+    from subprocess import TimeoutExpired
 
     from tests.training.test_distributed import TORCHRUN, ended, launched
 
     program = ["--no-python", sys.executable, "-c", DRIVER, str(rank), str(number), str(step), str(folder)]
     command = ["train", str(recipe), "--out", str(folder / "run"), *options]
-    return ended(launched([*TORCHRUN, "--max-restarts", str(restarts), *program, *command]))
+    job = launched([*TORCHRUN, "--max-restarts", str(restarts), *program, *command])
+    try:
+        return ended(job, MOST_SECONDS)
+    except TimeoutExpired:
+        job.kill()
+        return (-signal.SIGKILL, *job.communicate())
 
 
 def killed_ranks(count: int, seed: int, folder: Path) -> Outcome:
@@ -133,12 +152,15 @@ def killed_ranks(count: int, seed: int, folder: Path) -> Outcome:
         case.mkdir()
         rank, step = chance.randrange(2), chance.randrange(1, 39)
         code, _, err = signalled(case, recipe, rank, signal.SIGKILL, step)
-        begun, again = (float((case / name).read_text()) for name in ("signalled", "resumed"))
-        waits.append(again - begun)
+        stepped = (case / "resumed").exists()
+        if stepped:
+            begun, again = (float((case / name).read_text()) for name in ("signalled", "resumed"))
+            waits.append(again - begun)
         same = code == 0 and digests(case / "run") == expected
         fault = "" if same and "Traceback (most" not in err else f"exit {code}, {'same' if same else 'different'}"
+        fault = fault or ("" if stepped else "no step came after the kill")
         cases.add(f"rank {rank} killed before step {step + 1}", fault)
-    waits.sort()
+    waits = sorted(waits) or [math.inf]
     note = f"from the kill to the next step: median {waits[len(waits) // 2]:.0f} s, worst {waits[-1]:.0f} s"
     if waits[len(waits) // 2] > 30 or waits[-1] > 60:
         cases.add("waiting", note)
@@ -151,7 +173,8 @@ def hung_ranks(count: int, seed: int, folder: Path) -> Outcome:
 
     recipe, chance, cases, waits = write_recipe(folder), random.Random(seed), Case(), []
     for number in range(count):
-        case, rank, step = folder / f"case-{number}", number % 2, chance.randrange(1, 39)
+        case, rank, step = folder / f"case-{number}", number % 2, chance.randrange(1, 39) if number % 3 else -1
+        rank = 0 if step < 0 else rank  # which saves
         case.mkdir()
         limit = ("--set", f"train.timeout={TIMEOUT}")
         code, _, err = signalled(case, recipe, rank, signal.SIGSTOP, step, *limit, restarts=0)
@@ -161,39 +184,41 @@ def hung_ranks(count: int, seed: int, folder: Path) -> Outcome:
         fault = "" if named in err else f"the rank is not named: {err[-300:]!r}"
         # torchrun itself waits 30 s before it kills a process that does not end.
         fault = fault or ("" if code and took < TIMEOUT + 45 else f"exit {code} after {took:.0f} s")
-        cases.add(f"rank {rank} stopped before step {step + 1}", fault)
+        where = "while it saves" if step < 0 else f"before step {step + 1}"
+        cases.add(f"rank {rank} stopped {where}", fault)
     return cases.outcome(f"ended after {min(waits):.0f} to {max(waits):.0f} s with a timeout of {TIMEOUT} s")
 
 
 def interrupted(count: int, seed: int, folder: Path) -> Outcome:
     """SIGTERM, SIGINT and two SIGINTs at random moments: a checkpoint of the step, at once, and an identical resume."""
     from regard.store.checkpoint import newest_checkpoint, saved_steps
-    from tests.training.runs import digests, regard, start, write_recipe
+    from tests.training.runs import digests, interrupt_twice, regard, start, write_recipe
 
     recipe, chance, cases, slowest = write_recipe(folder), random.Random(seed), Case(), 0.0
     assert regard("train", recipe, "--out", folder / "unbroken")[0] == 0
     expected = digests(folder / "unbroken")
     for number in range(count):
         kind, out = ("SIGTERM", "SIGINT", "twice")[number % 3], folder / f"run-{number}"
-        process, wanted = start(["train", str(recipe), "--out", str(out)]), chance.randrange(1, 33)
-        lines = out / "metrics.jsonl"
-        while not lines.exists() or lines.read_text().count("\n") < wanted:
-            assert process.poll() is None
-            time.sleep(0.002)
-        began = time.monotonic()
-        process.send_signal(signal.SIGTERM if kind == "SIGTERM" else signal.SIGINT)
-        if kind == "twice":
-            time.sleep(0.6)
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        ended = process.wait(30)
-        took, (_, err) = time.monotonic() - began, process.communicate()
-        slowest, code = max(slowest, took), process.returncode
+        wanted, took = chance.randrange(1, 33), 0.0
+        if kind == "twice":  # the second one before the step is saved
+            code, _, err = regard("train", recipe, "--out", out, driver=partial(interrupt_twice, wanted))
+            fault = "" if "stopped at once" in err else f"exit {code}: {err[-200:]}"
+        else:
+            process, lines = start(["train", str(recipe), "--out", str(out)]), out / "metrics.jsonl"
+            while not lines.exists() or lines.read_text().count("\n") < wanted:
+                assert process.poll() is None
+                time.sleep(0.002)
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM if kind == "SIGTERM" else signal.SIGINT)
+            ended = process.wait(30)
+            took, (_, err) = time.monotonic() - began, process.communicate()
+            code, fault = process.returncode, "" if ended and took <= 10 else f"took {took:.1f} s"
+        slowest = max(slowest, took)
         warnings: list[str] = []
         found = newest_checkpoint(out / "checkpoints", warnings.append)
-        fault = "" if ended and took <= 10 else f"took {took:.1f} s"
         fault = fault or ("" if code == (143 if kind == "SIGTERM" else 130) else f"exit {code}: {err[-200:]}")
-        fault = fault or ("" if found is not None and not warnings else f"no checkpoint: {warnings}")
+        nothing = kind == "twice" and wanted < 7  # before the first checkpoint
+        fault = fault or ("" if (found is None) == nothing and not warnings else f"{found}: {warnings}")
         again = regard("train", recipe, "--out", out)[0]
         fault = fault or ("" if again == 0 and digests(out) == expected else f"the resume differs ({again})")
         cases.add(f"{kind} after line {wanted}, {saved_steps(out / 'checkpoints')}", fault)
@@ -201,7 +226,7 @@ def interrupted(count: int, seed: int, folder: Path) -> Outcome:
 
 
 def resume_cost(count: int, _seed: int, folder: Path) -> Outcome:
-    """The time to the first step of a resume at 99 % of a corpus, and at 1 %."""
+    """The processor time to the first step of a resume at 99 % of a corpus, and at 1 %."""
     from tests.storm.scale import resume_seconds, write_recipe
 
     recipe, cache = write_recipe(folder, count), folder / "cache"

@@ -10,9 +10,11 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.storm.rows import Case, Outcome, Row, tests
+
+T = TypeVar("T")
 
 # Every verb that reads a model folder; {model}, {text} and {out} are filled in.
 MODEL_VERBS: dict[str, tuple[str, ...]] = {
@@ -24,12 +26,14 @@ MODEL_VERBS: dict[str, tuple[str, ...]] = {
     "score": ("score", "{model}"),
     "show": ("show", "{model}", "a", "--out", "{out}/page.html"),
     "evaluate": ("evaluate", "{model}", "--text", "{text}"),
-    "compare": ("compare", "{model}", "{model}", "--text", "{text}"),
+    "compare": ("compare", "{model}", "{other}", "--text", "{text}"),
     "check": ("check", "{model}"),
     "serve": ("serve", "{model}", "--port", "0", "--grace", "0"),
     "convert": ("convert", "{model}", "{out}/new"),
     "convert to regard": ("convert", "{model}", "{out}/new", "--to", "regard"),
     "convert to ctranslate2": ("convert", "{model}", "{out}/new", "--to", "ctranslate2"),
+    "convert to onnx": ("convert", "{model}", "{out}/new", "--to", "onnx"),
+    "merge an adapter": ("convert", "{good}", "{out}/new", "--to", "regard", "--adapter", "{model}"),
     "convert a pickle": ("convert", "{model}", "{out}/new", "--to", "regard", "--allow-pickle"),
     "fine-tune": ("train", "{out}/fine.toml", "--out", "{out}/new"),
     "init": ("init", "{text}", "--model", "{model}", "--minutes", "1"),
@@ -43,8 +47,13 @@ FILE_VERBS: dict[str, tuple[str, ...]] = {
     "evaluate": ("evaluate", "{good}", "--text", "{text}"),
     "score": ("score", "{good}"),
 }
-PLACES = ("pytorch_model.bin", "model.safetensors", "beside")
+BENCH = {"bench": ("bench", "{model}", "--minutes", "0.001")}  # it reads the model in processes of its own
+PLACES = ("pytorch_model.bin", "model.safetensors", "adapter_model.bin", "the model", "beside")
 PICKLES = 28
+OFFERS = [
+    *((where, verb) for where in PLACES for verb in MODEL_VERBS), ("pytorch_model.bin", "bench"),
+    *(("text", verb) for verb in FILE_VERBS),
+]  # fmt: skip
 RECIPE = '[model]\nname = "gpt2"\nwidth = 16\ndepth = 1\nheads = 2\n[text]\ntrain = "{text}"\ntokenizer = "byte"\n' \
     '[train]\nsteps = 1\nbatch_tokens = 64\n'  # fmt: skip
 FINE = '[model]\ninit = "{model}"\n[text]\ntrain = "{text}"\n[train]\nsteps = 1\nbatch_tokens = 64\n'
@@ -74,6 +83,7 @@ class Place:
 
         import_all()
         self.folder, self.good = folder, small_folder(folder / "good")
+        self.other = Path(shutil.copytree(self.good, folder / "other"))
         self.out, self.text = folder / "out", folder / "text.txt"
         self.text.write_text("the early bird\nhello\n" * 20)
 
@@ -90,7 +100,7 @@ class Place:
 
         text = self.text if text is None else text
         self.recipes(model, text)
-        words = fill(command, model=model, text=text, out=self.out, good=self.good)
+        words = fill(command, model=model, text=text, out=self.out, good=self.good, other=self.other)
         return forked(words, self.folder, stop_after=2.0 if command[0] == "serve" else None, seconds=60, **options)
 
 
@@ -101,37 +111,56 @@ def hostile_pickles(count: int, seed: int, folder: Path) -> Outcome:
     place, sentinel, cases = Place(folder), folder / "sentinel", Case()
     payloads = pickles(sentinel)
     assert len(payloads) == PICKLES
-    every = [(name, where, verb) for name in payloads for where in PLACES for verb in MODEL_VERBS]
-    every += [(name, "text", verb) for name in payloads for verb in FILE_VERBS]
+    every = [(name, where, verb) for name in payloads for where, verb in OFFERS]
     random.Random(seed).shuffle(every)
     for name, where, verb in every[:count]:
-        model = Path(shutil.copytree(place.good, folder / "model"))
-        payload = model / name if where in ("beside", "text") else model / where
-        if where == "pytorch_model.bin":
-            (model / "model.safetensors").unlink()
+        model = folder / "model"
+        payload = planted(place.good, model, where, name)
         payload.write_bytes(payloads[name])
         if where == "text":
             child = place.run(FILE_VERBS[verb], model, payload, stdin=payloads[name])
         else:
-            child = place.run(MODEL_VERBS[verb], model)
-        events = [event for event in child.events if not allowed(event, verb)]
-        fault = "the code ran" if sentinel.exists() else events[0] if events else ""
-        if not fault and child.code < 0:
-            fault = f"signal {-child.code}"
-        if not fault and ("Traceback" in child.said or "internal error" in child.said):
-            fault = child.said[-300:]
-        if not fault and where in PLACES[:2] and child.code not in (2, 3):
-            fault = f"exit {child.code}: {child.said[-200:]}"
-        cases.add(f"{name} as {where}, {verb}", fault)
+            child = place.run((MODEL_VERBS | BENCH)[verb], payload if where == "the model" else model)
+        cases.add(f"{name} as {where}, {verb}", "the code ran" if sentinel.exists() else misused(child, where, verb))
         shutil.rmtree(model)
         shutil.rmtree(sentinel, ignore_errors=True)
         sentinel.unlink(missing_ok=True)
-    return cases.outcome(f"{len(payloads)} payloads, {len(MODEL_VERBS) + len(FILE_VERBS)} verbs")
+    verbs = len(MODEL_VERBS) + len(BENCH) + len(FILE_VERBS)
+    return cases.outcome(f"{len(payloads)} payloads, {verbs} verbs, {len(PLACES)} places")
+
+
+def planted(good: Path, model: Path, where: str, name: str) -> Path:
+    """A model folder with room for a payload; -> the file to write it to."""
+    if where == "adapter_model.bin":
+        model.mkdir()
+        adapter = {"peft_type": "LORA", "base_model_name_or_path": str(good), "r": 2, "target_modules": ["c_attn"]}
+        (model / "adapter_config.json").write_text(json.dumps(adapter))
+        return model / where
+    shutil.copytree(good, model)
+    if where == "pytorch_model.bin":
+        (model / "model.safetensors").unlink()
+    return model / (where if where in PLACES[:2] else name)
+
+
+def misused(child: Any, where: str, verb: str) -> str:
+    """What is wrong with how a verb met a pickle: it must be refused in one line, where it is what is read."""
+    events = [event for event in child.events if not allowed(event, verb)]
+    if events or child.code < 0:
+        return events[0] if events else f"signal {-child.code}"
+    if "Traceback" in child.said or "internal error" in child.said:
+        return str(child.said[-300:])
+    if where in PLACES[:4] and child.code not in (2, 3):
+        return f"exit {child.code}: {child.said[-200:]}"
+    # Whoever trusts the maker of the weights is told how to read them.
+    told = "--allow-pickle" in child.said or verb in ("convert a pickle", "merge an adapter")
+    return "" if where != "pytorch_model.bin" or told else f"no remedy: {child.said[-200:]}"
 
 
 def allowed(event: str, verb: str) -> bool:
-    """Whether an event is no code, or ours: the process that reads a pickle of plain tensors."""
+    """Whether an event is no code, or ours: processes that read plain tensors or measure a model, and babel's data."""
     ours = "regard.store.unpickle" in event and verb == "convert a pickle"
+    ours = ours or ("regard.evaluation.contestant" in event and verb == "bench")
+    ours = ours or (event.startswith("pickle.find_class ('babel.") and verb.startswith("convert"))  # embedded lines
     return ours or not event.startswith(("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess"))
 
 
@@ -172,7 +201,12 @@ def edit(path: Path, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def traversal(count: int, _seed: int, folder: Path) -> Outcome:
+def some_of(every: list[T], count: int, seed: int) -> list[T]:
+    """So many of all cases, of every kind some; all of them in their order, if there are no more."""
+    return every if count >= len(every) else random.Random(seed).sample(every, count)
+
+
+def traversal(count: int, seed: int, folder: Path) -> Outcome:
     """Names that point outside a folder, wherever a file or a request holds a name: nothing outside is opened."""
     place, cases = Place(folder), Case()
     secret = folder / "elsewhere" / "secret.safetensors"
@@ -180,7 +214,7 @@ def traversal(count: int, _seed: int, folder: Path) -> Outcome:
     shutil.copyfile(place.good / "model.safetensors", secret)
     model = folder / "model"
     every = [(name, where) for where in NAMED for name in pointing(secret, model, where)]
-    for name, where in every[:count]:
+    for name, where in some_of(every, count, seed):
         shutil.copytree(place.good, model)
         (model / "link").symlink_to(secret.parent)
         (model / "link.safetensors").symlink_to(secret)
@@ -315,12 +349,12 @@ def pipelines() -> dict[str, Callable[[str], object]]:
     return found
 
 
-def growth(count: int, _seed: int, _folder: Path) -> Outcome:
+def growth(count: int, seed: int, _folder: Path) -> Outcome:
     """Processor time of 10 kB and of 1 MB: it grows with an exponent of at most 1.2, to at most 2 s."""
     cases, steepest, slowest = Case(), 0.0, 0.0
     every = [(name, one, text) for name, one in pipelines().items() for text in patterns(1)]
     short, long = patterns(10_000), patterns(1_000_000)
-    for name, encode, text in every[:count]:
+    for name, encode, text in some_of(every, count, seed):
         encode(short[text])
         # Below a millisecond, what does not depend on the text counts most.
         one, other = max(1e-3, best_of(3, encode, short[text])), best_of(2, encode, long[text])
@@ -349,7 +383,7 @@ ELSEWHERE = (
 FIELDS = ("model", "prompt", "q", "source", "target", "input", "suffix", "user", "file")
 
 
-def outbound(count: int, _seed: int, folder: Path) -> Outcome:
+def outbound(count: int, seed: int, folder: Path) -> Outcome:
     """Addresses in the place of models, texts and recipes, ordinary use of every verb, and a server: no connection."""
     place, cases = Place(folder), Case()
     every: list[tuple[str, tuple[str, ...], object, object]] = []
@@ -359,7 +393,7 @@ def outbound(count: int, _seed: int, folder: Path) -> Outcome:
     for verb, command in FILE_VERBS.items():
         every.append((f"{verb}, ordinary", command, place.good, None))
         every += [(f"{verb} {name}", command, place.good, name) for name in ELSEWHERE]
-    for name, command, model, text in every[:count]:
+    for name, command, model, text in some_of(every, count, seed):
         child = place.run(command, model, text)
         events = [event for event in child.events if event.startswith("socket")]
         named = [
@@ -417,16 +451,17 @@ def damaged_files(count: int, seed: int, folder: Path) -> Outcome:
 
 GUARD = "tests/serve/test_guard.py"
 ROWS = [
-    Row("B1", "pickles that run code, offered to every verb in every place", PICKLES * (3 * 17 + 6), 15,
+    Row("B1", "pickles that run code, offered to every verb in every place", PICKLES * len(OFFERS), 25,
         hostile_pickles, 20),
     Row("B2", "calls that run code are banned from the source", 1, 0.1, tests("tests/test_house.py")),
-    Row("B3", "mutated files of every kind that is read", 6_000, 40, damaged_files, 48),
+    Row("B3", "mutated files of every kind that is read", 6_000, 40, damaged_files, 60),
     Row("B4", "bombs of size", 18, 1, size_bombs, 18),
     Row("B5", "names that point outside a folder", 200, 3, traversal, 10),
     Row("B6", "pathological texts in every tokenizer: growth of time", 420, 5, growth, 14),
     Row("B7", "hostile texts in every sink of the pages, in a browser", 1, 6, tests(
         "tests/serve/test_hostile_page.py", "tests/show/test_hostile.py")),
-    Row("B8", "no connection to elsewhere: addresses in every verb, and a server", 299, 4, outbound, 10),
+    Row("B8", "no connection to elsewhere: addresses in every verb, and a server",
+        (len(MODEL_VERBS) + len(FILE_VERBS)) * (1 + len(ELSEWHERE)) + 1, 5, outbound, 10),
     Row("B9", "key, host, body and origin on every route", 1, 1, tests(
         GUARD, "tests/serve/test_attention.py", "-k", "route or key or host or body or secret or elsewhere")),
     Row("B10", "floors of the versions of dependencies", 1, 0.1, tests("tests/test_floors.py")),

@@ -15,6 +15,7 @@ from typing import Any
 
 NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr", "socket.sendto")
 CODE = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen")
+PATIENCE = 12  # times the seconds of the processor that a child may take
 _LOOPBACK = ("127.", "localhost", "::1", "0.0.0.0")
 
 
@@ -79,7 +80,10 @@ def forked(
     arguments: Iterable[object], folder: Path, *, stdin: bytes = b"a\n", seconds: int = 10,
     stop_after: float | None = None, secret: Path | None = None,
 ) -> Child:  # fmt: skip
-    """Run the command line in a child; `stop_after` so many seconds it gets SIGTERM. Opening `secret` is an event."""
+    """Run the command line in a child that may take so many `seconds` of the processor.
+
+    `stop_after` so many seconds it gets SIGTERM. Opening `secret` is an event.
+    """
     (folder / "stdin").write_bytes(stdin)
     for name in ("said", "events"):
         (folder / name).write_bytes(b"")
@@ -103,7 +107,8 @@ def _run(arguments: list[str], folder: Path, seconds: int, stop_after: float | N
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode) for number, mode in enumerate("rww"))
         report = os.open(folder / "events", os.O_WRONLY)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.alarm(seconds)
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # of the processor, which other programs do not lengthen
+        signal.alarm(PATIENCE * seconds)  # for a child that waits for ever
         if stop_after is not None:
             threading.Timer(stop_after, os.kill, (os.getpid(), signal.SIGTERM)).start()
         os.chdir(folder)

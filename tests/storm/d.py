@@ -18,9 +18,9 @@ ODD = [
     "</s>",
 ]
 
-# Reads a text of a recipe in a process of its own; -> pairs, and megabytes beyond those of the imports.
+# Reads a text of a recipe in a process of its own; -> pairs; megabytes beyond those of the imports, processor seconds.
 READ = """
-import re, sys
+import re, sys, time
 from regard.config.recipe import read_recipe
 from regard.data.read.cache import default_cache
 from regard.data.tasks.translation import Translation
@@ -38,12 +38,14 @@ try:
     print(len(task.samples(corpus, tokenizers, cache)))
 except RegardError as error:
     print("error:", error)
-print((peak() - before) // 1024)
+print((peak() - before) // 1024, time.process_time())
 """
-RECIPE = '[model]\nname = "gpt2"\nwidth = 16\ndepth = 1\nheads = 2\n[text]\ntrain = "{path}"\ntokenizer = "byte"\n' \
-    'documents = "line"\ntask = {{ kind = "language_model", length = 64 }}\n[train]\nsteps = 1\n'  # fmt: skip
+RECIPE = '[model]\nname = "{model}"\nwidth = 16\ndepth = 1\nheads = 2\n[text]\ntrain = "{path}"\ntokenizer = "byte"\n' \
+    '{task}\n[train]\nsteps = 1\n'  # fmt: skip
+BY_LINE = 'documents = "line"\ntask = { kind = "language_model", length = 64 }'
+SHORT_PAIRS = 'task = { kind = "translation", max_length = 8 }'
 
-# Plants duplicates among many lines and counts those that the report finds; -> planted, found, seconds, megabytes.
+# Reports on lines with planted duplicates; -> duplicates, overlaps, seconds of the processor, megabytes.
 PLANTED = """
 import re, sys, time
 from regard.data.read.cache import Cache
@@ -60,9 +62,9 @@ train = read_pairs(folder / "train.a", folder / "train.b", cache=cache)
 valid = read_pairs(folder / "valid.a", folder / "valid.b", cache=cache)
 tokenizers = train_tokenizers(Word(size=500), train, cache)
 samples = Translation().samples(train, tokenizers, cache)
-began = time.monotonic()
+began = time.process_time()
 report = report_on(train, samples, {"valid": valid}, cache)
-took = time.monotonic() - began
+took = time.process_time() - began
 print(report.duplicates, report.overlaps[0].same, took, peak() // 1024)
 """
 
@@ -122,15 +124,26 @@ def bad_utf8(count: int, seed: int, folder: Path) -> Outcome:
     return cases.outcome()
 
 
-def measured(folder: Path, name: str, content: Path) -> tuple[str, int, float]:
-    """Read a text in a process of its own; -> what it said, megabytes, seconds."""
-    recipe = folder / f"{name}.toml"
-    recipe.write_text(RECIPE.format(path=content))
+def measured(folder: Path, path: Path) -> tuple[str, int, float]:
+    """Read a text in a process of its own; -> what it said, megabytes, seconds of the processor."""
+    recipe, pairs = folder / "recipe.toml", path.suffix == ".tsv"
+    model, task = ("transformer", SHORT_PAIRS) if pairs else ("gpt2", BY_LINE)
+    recipe.write_text(RECIPE.format(model=model, path=path, task=task))
     done = command("-c", READ, recipe, timeout=900, REGARD_CACHE=str(folder / "cache"))
     if done.code:
-        return done.err[-300:], 0, done.seconds
-    said, megabytes = done.out.strip().rsplit("\n", 1)
-    return said, int(megabytes), done.seconds
+        return f"exit {done.code}: {done.err[-300:]}", 0, done.seconds
+    said, used = done.out.strip().rsplit("\n", 1)
+    megabytes, seconds = used.split()
+    return said, int(megabytes), float(seconds)
+
+
+def write_repeated(path: Path, unit: bytes, times: int) -> None:
+    """A file of so many equal units."""
+    many = MEGABYTE // len(unit)
+    with open(path, "wb") as file:
+        for _ in range(times // many):
+            file.write(unit * many)
+        file.write(unit * (times % many))
 
 
 def giants(count: int, _seed: int, folder: Path) -> Outcome:
@@ -138,31 +151,27 @@ def giants(count: int, _seed: int, folder: Path) -> Outcome:
     from tests.storm.scale import read, write_recipe
 
     cases, largest = Case(), 0
-    length = min(1 << 30, 100 * count)
-
-    def write(name: str, unit: bytes, times: int) -> Path:
-        path, many = folder / name, MEGABYTE // len(unit)
-        with open(path, "wb") as file:
-            for _ in range(times // many):
-                file.write(unit * many)
-            file.write(unit * (times % many))
-        return path
-
+    length, pairs, slowest = min(1 << 30, 100 * count), count // 10, 0.0
+    too_long = f"{pairs:,} longer than 8 tokens"
     texts = {
-        "giant": (write("giant", b"a", length), "error: "),
-        "empty lines": (write("empty-lines", b"\n", count), "error: "),
-        "one line": (write("one", b"a line of text\n", 1), "1"),
-        "nothing": (write("nothing", b"a", 0), "error: "),
+        "giant": (b"a", length, "line 1 is longer than 1,000,000 bytes. Is it a file without line breaks? Split"),
+        "empty": (b"\n", count, f"0 usable documents of {count:,}: {count:,} empty. Name a file"),
+        "one": (b"a line of text\n", 1, "1"),
+        "nothing": (b"a", 0, "has 0 lines. Name a file"),
+        "long.tsv": (b"a line of words\ta line of words\n", pairs, f"0 usable lines of {pairs:,}: {too_long}. Raise"),
     }
-    for name, (path, expected) in texts.items():
-        said, megabytes, seconds = measured(folder, name.replace(" ", "-"), path)
-        largest = max(largest, megabytes)
-        good = said.startswith(expected) and megabytes <= 300 and seconds < 120
+    for name, (unit, times, expected) in texts.items():
+        path = folder / name
+        write_repeated(path, unit, times)
+        said, megabytes, seconds = measured(folder, path)
+        largest, slowest = max(largest, megabytes), max(slowest, seconds)
+        good = expected in said and said.startswith("error: ") == (name != "one")
+        good = good and megabytes <= 300 and seconds < 60
         cases.add(name, "" if good else f"{said[:200]}, {megabytes} MB, {seconds:.0f} s")
         path.unlink()
     first = read(write_recipe(folder, count), folder / "cache")
     note = (f"{first.pairs:,} pairs in {first.seconds:.0f} s with {first.megabytes} MB, {first.with_report} MB "
-            f"with the report; the others {largest} MB")  # fmt: skip
+            f"with the report; the others {largest} MB and {slowest:.0f} s of the processor")  # fmt: skip
     cases.add("many pairs", "" if first.pairs == count and first.with_report <= 300 else note)
     return Outcome(count if cases.good == cases.total else 0, count, cases.outcome(note).note)
 

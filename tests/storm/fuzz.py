@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import io
 import json
 import os
 import random
@@ -13,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import docx
+import pyarrow
+import pyarrow.parquet
 import transformers
+import zstandard
 from sentencepiece import sentencepiece_model_pb2
 
 from regard.data.corpora.chorales import midi_of
@@ -21,7 +27,7 @@ from regard.store.convert import convert
 from tests.parity import zoo
 from tests.parity.folders import perturbed, save_theirs
 from tests.small import save_model, small
-from tests.store import test_elmo, test_sentence_transformers, test_tokenizers
+from tests.store import test_adapters, test_elmo, test_sentence_transformers, test_tokenizers
 from tests.store.published import shard
 from tests.storm.children import Child, forked, import_all
 from tests.storm.rows import Case, Outcome
@@ -192,8 +198,32 @@ CORPORA = {
     "rows.jsonl": "\n".join(_ROWS).encode(),
     "chorales.json": CHORALE.encode(),
     "music.mid": b"",
-    "table.parquet": b"PAR1" + bytes(range(256)) + b"\x15\x04PAR1",
+    "text.txt.gz": gzip.compress(TEXT.encode(), mtime=0),
+    "text.txt.zst": zstandard.compress(TEXT.encode()),
+    "table.parquet": b"",
 }
+PAGE = "<html><body><h1>Early <b>birds</b></h1><p>They <a href='x'>catch</a> it &amp; go.</p></body></html>"
+SUBTITLES = "1\n00:00:01,000 --> 00:00:02,000\nThe <i>early</i> bird.\n\n2\n00:00:03,000 --> 00:00:04,000\nHello.\n"
+MARKDOWN = "# Early *birds*\n\n- one `x`\n- [two](y)\n\n| a | b |\n|---|---|\n| c | d |\n"
+DOCUMENTS = {
+    "page.html": PAGE.encode(), "page.md": MARKDOWN.encode(), "film.srt": SUBTITLES.encode(), "letter.docx": b"",
+}  # fmt: skip
+
+
+def parquet_of(lines: list[str]) -> bytes:
+    """A table with a column of texts."""
+    written = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"text": lines}), written)
+    return written.getvalue()
+
+
+def docx_of(lines: list[str]) -> bytes:
+    """A Word document with a paragraph per line."""
+    document, written = docx.Document(), io.BytesIO()
+    for line in lines:
+        document.add_paragraph(line).add_run(" bold").bold = True
+    document.save(written)
+    return written.getvalue()
 
 
 def published(root: Path) -> None:
@@ -231,7 +261,8 @@ def prepared(root: Path) -> dict[str, Sample]:
     found["manifest"] = Sample(root / "manifest", ("score", "{folder}"))
     recipe = root / "recipe"
     recipe.mkdir()
-    for name, content in {**CORPORA, "music.mid": midi_of(MUSIC)}.items():
+    table = parquet_of(TEXT.splitlines())
+    for name, content in {**CORPORA, "music.mid": midi_of(MUSIC), "table.parquet": table}.items():
         (recipe / name).write_bytes(content)
         (recipe / f"{name}.toml").write_text(RECIPE.replace("FILE", name))
     trained = ("train", "{folder}/text.txt.toml", "--out", "{folder}/new", "--set", "text.folder={folder}")
@@ -241,8 +272,18 @@ def prepared(root: Path) -> dict[str, Sample]:
         read = ("train", "{folder}/" + f"{name}.toml", *trained[2:], *one_step)
         # One side of a table, so that a language model can read it.
         read += {"rows.jsonl": ("--set", 'text.fields=["text"]'), "rows.csv": ("--set", 'text.fields=["source"]'),
-                 "rows.tsv": ("--set", 'text.fields=["1"]')}.get(name, ())  # fmt: skip
+                 "rows.tsv": ("--set", 'text.fields=["1"]'), "table.parquet": ("--set", 'text.fields=["text"]'),
+                 }.get(name, ())  # fmt: skip
         found[name] = Sample(recipe, read, refusals)
+    adapter = test_adapters.adapter(root / "adapter", base_model_name_or_path=str(root / "manifest"))
+    found["adapter"] = Sample(adapter, ("score", "{folder}"))
+    translator = save_model(root / "translator", small(ours.transformer(16, 1, 2), generation_config={"max_length": 5}))
+    documents = root / "documents"
+    documents.mkdir()
+    for name, content in {**DOCUMENTS, "letter.docx": docx_of(TEXT.splitlines()[:5])}.items():
+        (documents / name).write_bytes(content)
+        read = ("translate", str(translator), "--file", "{folder}/" + name, "--out", "{folder}/out" + Path(name).suffix)
+        found[name] = Sample(documents, read)
     run = Path(shutil.copytree(recipe, root / "run"))
     command = [part.replace("{folder}", str(run)) for part in trained]
     assert regard(*command, "--set", "train.steps=2", "--set", "train.save_every=1")[0] == 0
@@ -272,6 +313,9 @@ FILES: list[tuple[str, str, Change]] = [
     *((name, name, of_bytes) for name in CORPORA),
     ("rows.tsv", "rows.tsv", of_lines), ("rows.csv", "rows.csv", of_lines), ("rows.jsonl", "rows.jsonl", of_lines),
     ("chorales.json", "chorales.json", of_json),
+    ("adapter", "adapter_config.json", of_json), ("adapter", "adapter_config.json", of_bytes),
+    ("adapter", "adapter_model.safetensors", of_header), ("adapter", "adapter_model.safetensors", of_bytes),
+    *((name, name, of_bytes) for name in DOCUMENTS), *((name, name, of_lines) for name in ("page.md", "film.srt")),
 ]  # fmt: skip
 
 
@@ -311,7 +355,7 @@ def storm(count: int, seed: int, folder: Path, only: str = "") -> Outcome:
             if found:
                 shutil.copyfile(damaged / file, folder / f"{name}-{number}-{Path(file).name}")
             cases.add(f"{name}/{file} {change.__name__} case {number}", found)
-            ends[child.code], slowest = ends[child.code] + 1, max(slowest, child.seconds)
+            ends[child.code], slowest = ends[child.code] + 1, max(slowest, child.processor_seconds)
             shutil.rmtree(damaged)
         ended = ", ".join(f"{many} x {code}" for code, many in sorted(ends.items()))
         print(f"{name}/{file} {change.__name__}: exit {ended}; slowest {slowest:.1f} s", flush=True)
@@ -329,6 +373,6 @@ def needed(sample: Sample, folder: Path, place: Path) -> int:
     copied = Path(shutil.copytree(sample.folder, folder / "damaged"))
     child = tried(sample, copied, place)
     shutil.rmtree(copied)
-    refused = sample.command[1].endswith((".mid.toml", ".parquet.toml"))  # formats that are refused, whatever they hold
+    refused = sample.command[1].endswith(".mid.toml")  # a format that is refused, whatever it holds
     assert child.code == (2 if refused else 0), f"{sample.command}: exit {child.code}: {child.said}"
     return child.megabytes

@@ -57,7 +57,8 @@ def training(count: int, _seed: int, folder: Path) -> Outcome:
     recipe, path = write_recipe(folder), folder / "rows.jsonl"
     often = ["--set", f"train.steps={count}", "--set", f"train.valid_every={max(10, count // 40)}",
              "--set", f"train.save_every={max(10, count // 40)}"]  # fmt: skip
-    code, _, err = regard("train", recipe, "--out", folder / "run", *often, driver=partial(record, path, count))
+    driver = partial(record, path, count)
+    code, _, err = regard("train", recipe, "--out", folder / "run", *often, driver=driver, timeout=3600)
     assert code == 0, err
     return judged([json.loads(line) for line in path.read_text().splitlines()], count)
 

@@ -83,7 +83,7 @@ def pickles(sentinel: Path) -> dict[str, bytes]:
         "eval.bin": pickle.dumps(Calls(eval, code), 4),
         "exec.bin": pickle.dumps(Calls(exec, code), 2),
         "popen.bin": pickle.dumps(Calls(subprocess.Popen, ["touch", path]), 4),
-        "getattr.bin": pickle.dumps(Calls(getattr, os, "system") if False else Calls(map, os.mkdir, [path]), 4),
+        "map.bin": pickle.dumps(Calls(map, os.mkdir, [path]), 4),
         "list.bin": pickle.dumps(Calls(list, Calls(map, os.mkdir, [path])), 4),
         "global.bin": f"cposix\nsystem\n(S'{touch}'\ntR.".encode(),
         "stack.bin": b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c" + bytes([len(touch)]) + touch.encode() + b"\x85R.",

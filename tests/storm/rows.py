@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
@@ -46,7 +47,7 @@ class Row:
 
 
 def tests(*chosen: str) -> Callable[[int, int, Path], Outcome]:
-    """A row that consists of tests: how many of them pass. `chosen` are arguments of pytest."""
+    """A row that consists of tests: how many of them pass; one that was skipped did not. `chosen` are for pytest."""
 
     def run(_count: int, _seed: int, folder: Path) -> Outcome:
         report = folder / "report.xml"
@@ -58,7 +59,7 @@ def tests(*chosen: str) -> Callable[[int, int, Path], Outcome]:
         tried, failed, broken, skipped = (int(suite.attrib[key]) for key in ("tests", "failures", "errors", "skipped"))
         names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
         note = f"failed: {', '.join(names[:3])}" if names else f"{skipped} skipped" if skipped else ""
-        return Outcome(tried - failed - broken - skipped, tried - skipped, note)
+        return Outcome(tried - failed - broken - skipped, tried, note)
 
     return run
 
@@ -104,12 +105,13 @@ class Ended:
     out: str
     err: str
     seconds: float
+    processor_seconds: float
     peak: int  # the most resident memory, in bytes
 
 
 def command(*arguments: object, timeout: float = 600, **environment: str) -> Ended:
     """Run `python ARGUMENTS` in a process of its own; the code of one that takes too long is -9."""
-    began = time.monotonic()
+    began, used = time.monotonic(), children_seconds()
     inherited = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path_to_here()}
     process = subprocess.Popen(
         [sys.executable, *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -130,7 +132,13 @@ def command(*arguments: object, timeout: float = 600, **environment: str) -> End
     out, err = process.communicate()
     timer.cancel()
     watching.join()
-    return Ended(process.returncode, out, err, time.monotonic() - began, peak)
+    return Ended(process.returncode, out, err, time.monotonic() - began, children_seconds() - used, peak)
+
+
+def children_seconds() -> float:
+    """The processor seconds of all children that have ended."""
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime
 
 
 def path_to_here() -> str:

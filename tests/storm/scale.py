@@ -60,8 +60,10 @@ run = Run(prepare(read_recipe(sys.argv[1]), folder, World(cpu), Quiet()), folder
 from regard.training.log import Log
 run.log = Log(folder, 0, [], print)
 run.trainer.advance()
-run.trainer.cursor = Cursor(0, int(run.trainer.batches.pools * share))
+pools = run.trainer.batches.pools
+run.trainer.cursor = Cursor(0, int(pools * share))
 run.save()
+print(run.trainer.cursor.pool, pools)
 """
 
 
@@ -78,7 +80,7 @@ def write_corpus(folder: Path, lines: int) -> None:
 
 @dataclass(frozen=True)
 class Reading:
-    """What reading a corpus took; megabytes are those beyond the imports."""
+    """What reading a corpus took: seconds of the processor, and megabytes beyond the imports."""
 
     pairs: int
     seconds: float
@@ -87,11 +89,11 @@ class Reading:
 
 
 def python(*arguments: str, cache: Path) -> tuple[str, float]:
-    """Run a process; -> what it said, and how long it took."""
+    """Run a process; -> what it said, and its seconds of the processor, which other programs do not lengthen."""
     done = command(*arguments, timeout=3000, REGARD_CACHE=str(cache))
     if done.code:
         raise AssertionError(done.err[-400:])
-    return done.out.strip(), done.seconds
+    return done.out.strip(), done.processor_seconds
 
 
 def write_recipe(folder: Path, lines: int) -> Path:
@@ -110,7 +112,12 @@ def read(recipe: Path, cache: Path) -> Reading:
 
 
 def resume_seconds(recipe: Path, folder: Path, share: float, cache: Path) -> float:
-    """How long a command takes that resumes after this share of the first epoch, and trains one step."""
+    """The processor seconds of a command that resumes after this share of the first epoch, and trains one step."""
     out = folder / f"run-{share}-{time.time_ns()}"
-    python("-c", CURSOR, str(recipe), str(out), str(share), cache=cache)
-    return python("-m", "regard", "train", str(recipe), "--out", str(out), "--threads", "1", cache=cache)[1]
+    pool, pools = map(int, python("-c", CURSOR, str(recipe), str(out), str(share), cache=cache)[0].split())
+    if abs(pool / pools - share) > 0.01 + 1 / pools:
+        raise AssertionError(f"the run stands at {pool} of {pools}, not at {share:.0%}")
+    said, seconds = python("-m", "regard", "train", str(recipe), "--out", str(out), "--threads", "1", cache=cache)
+    if "resuming at step 1 " not in said:
+        raise AssertionError(f"the run did not resume: {said[-400:]}")
+    return seconds

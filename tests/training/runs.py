@@ -200,6 +200,16 @@ def poison(step: int, value: float, *, after: bool) -> None:
     at_steps({step: spoil}, after=after)
 
 
+def flip_a_byte(path: Path, step: int) -> None:
+    """Flip a bit of the last byte of a file before the step after the n-th."""
+
+    def flip(_: Any) -> None:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    at_steps({step: flip})
+
+
 def other_torch() -> None:
     """Pretend another version of torch."""
     import torch
@@ -212,10 +222,10 @@ def start(arguments: list[str], driver: Driver | None = None) -> CommandProcess:
     return CommandProcess(arguments, driver)
 
 
-def regard(*arguments: str | Path, driver: Driver | None = None) -> tuple[int, str, str]:
+def regard(*arguments: str | Path, driver: Driver | None = None, timeout: float = 300) -> tuple[int, str, str]:
     """Run the command line to its end: exit code, standard output, standard error."""
     life = start([str(argument) for argument in arguments], driver)
-    out, err = life.communicate()
+    out, err = life.communicate(timeout)
     return life.returncode, out, err
 
 
@@ -237,7 +247,7 @@ def digests(folder: Path) -> dict[str, str]:
     found = {}
     for path in [*(folder / "checkpoints" / f"step-{max(steps)}").glob("*.safetensors"), folder / "model.safetensors"]:
         for name, tensor in load_file(path).items():
-            found[f"{path.name}:{name}"] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+            found[f"{path.relative_to(folder)}:{name}"] = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     found["lines"] = str(len(lines))
     for line in lines:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from regard.layers.reversible import Reversible
 from regard.models import zoo
 from regard.models.model import Model
 from regard.store.checkpoint import saved_steps
+from regard.training.distributed import Signs
 from regard.training.optimizers import Muon
 from regard.training.step import cloned
 from tests.laws.zoo import LANGUAGE_MODELS, TRANSLATORS
@@ -42,6 +44,15 @@ def advance_or_signal(self):
     return advance(self)
 Trainer.advance = advance_or_signal
 sys.exit(run(sys.argv[4:]))
+"""
+
+# Runs the command line; rank 0 stops itself while it saves.
+HANGING = """
+import os, signal, sys
+from regard.cli import run
+from regard.training.loop import Run
+Run.write_checkpoint = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
+sys.exit(run(sys.argv[1:]))
 """
 
 # Every case, trained by all processes together.
@@ -111,8 +122,8 @@ def regard(*arguments: object) -> tuple[int, str, str]:
     return ended(launched(["-m", "regard", *map(str, arguments)]))
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=300)
+def ended(process: subprocess.Popen[str], timeout: float = 300) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=timeout)
     return process.returncode, out, err
 
 
@@ -289,14 +300,52 @@ def losses_of(folder: Path) -> dict[int, float]:
 @pytest.mark.slow
 def test_a_process_that_hangs_does_not_hang_the_others(unbroken, tmp_path: Path):
     command = ["train", unbroken[0], "--out", tmp_path / "run", "--set", "train.timeout=10"]
-    process = torchrun(*command, signalled=(1, signal.SIGSTOP, 10))
+    message = said_without(torchrun(*command, signalled=(1, signal.SIGSTOP, 10)))
+    assert "rank 0: rank 1 of this run has not responded for 10 s or more (train.timeout)" in message
+    assert "Traceback" not in message
+    assert max(saved_steps(tmp_path / "run" / "checkpoints")) == 7
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_while_it_saves_does_not_hang_the_others(unbroken, tmp_path: Path):
+    command = ["train", str(unbroken[0]), "--out", str(tmp_path / "run"), "--set", "train.timeout=10"]
+    message = said_without(launched([*TORCHRUN, "--no-python", sys.executable, "-c", HANGING, *command]))
+    assert "rank 1: rank 0 of this run has not responded for 10 s or more (train.timeout)" in message
+    assert "Traceback" not in message
+
+
+def test_a_process_that_works_alone_for_long_is_waited_for_while_it_runs():
+    store, lost, noticed = torch.distributed.HashStore(), [], threading.Event()
+
+    def note(*found: object) -> None:
+        lost.append(found)
+        noticed.set()
+
+    worker, waiting = (Signs(store, rank, 2, timeout=1, lost=note) for rank in range(2))
+    with waiting.waiting():
+        assert not noticed.wait(2.5)
+        worker.ended.set()
+        assert noticed.wait(60)
+    waiting.ended.set()
+    assert lost[0] == (1, [0], 1)
+
+
+def test_silence_within_a_step_is_left_to_the_step():
+    lost: list[object] = []
+    signs = Signs(torch.distributed.HashStore(), 0, 2, timeout=1, lost=lambda *found: lost.append(found))
+    assert not signs.ended.wait(2.5)
+    signs.ended.set()
+    assert not lost
+
+
+def said_without(process: subprocess.Popen[str]) -> str:
+    """What a job says until it ends one of its processes, which hangs."""
     message = ""
     while not (hung := re.search(r"Sending process (\d+) closing signal", message)):
+        assert process.stderr is not None
         line = process.stderr.readline()
         assert line, message
         message += line
     os.kill(int(hung[1]), signal.SIGKILL)  # as torchrun would, half a minute later
     process.communicate(timeout=60)
-    assert "rank 0: rank 1 of this run has not responded for 10 s or more (train.timeout)" in message
-    assert "Traceback" not in message
-    assert max(saved_steps(tmp_path / "run" / "checkpoints")) == 7
+    return message

@@ -17,6 +17,7 @@ from regard.store.checkpoint import newest_checkpoint, saved_steps, verify
 from regard.store.files import read_tensors
 from tests.training.runs import (
     digests,
+    flip_a_byte,
     interrupt_thrice,
     interrupt_twice,
     kill_at,
@@ -211,6 +212,16 @@ def test_without_validation_the_average_of_the_last_checkpoints_is_the_model(tmp
     last = [read_tensors(out / "checkpoints" / f"step-{step}" / "ema.safetensors") for step in (35, 40)]
     model = read_tensors(out / "model.safetensors")
     assert all(torch.equal(tensor, (last[0][name] + last[1][name]) / 2) for name, tensor in model.items())
+
+
+def test_a_damaged_checkpoint_is_left_out_of_the_average(tmp_path: Path):
+    recipe, out = write_recipe(tmp_path), tmp_path / "run"
+    damaged = out / "checkpoints" / "step-35" / "ema.safetensors"
+    code, said, _ = regard("train", recipe, "--out", out, driver=partial(flip_a_byte, damaged, 38))
+    assert code == 0
+    assert "step-35/ema.safetensors fails its checksum; it is left out of the average" in said
+    last = read_tensors(out / "checkpoints" / "step-40" / "ema.safetensors")
+    assert all(tensor.equal(last[name]) for name, tensor in read_tensors(out / "model.safetensors").items())
 
 
 def test_gradient_accumulation_changes_no_loss(unbroken, tmp_path: Path):

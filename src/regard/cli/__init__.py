@@ -113,6 +113,9 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return _fail(error, f"{error.strerror} ({error.filename}). Name a file that can be used.", 2, debug)
     except OSError as error:
         return _fail(error, _disk_trouble(error), 74, debug)
+    except UnicodeEncodeError as error:
+        near = printable(error.object[max(0, error.start - 20) : error.end + 20])
+        return _fail(error, f"a name or a text is not UTF-8, near {near!r}. Rename the file, or correct it.", 2, debug)
     except Exception as error:
         if hasattr(error, "format_message"):  # the argument parser's own
             return _fail(error, _usage(error, arguments), 2, debug)

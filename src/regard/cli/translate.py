@@ -300,6 +300,9 @@ def _interactive(
         except EOFError:
             typer.echo("", err=True)
             return
+        except UnicodeDecodeError:
+            typer.echo("regard: error: the line is not UTF-8. Set the terminal to UTF-8.", err=True)
+            continue
         try:
             constraints = steering.constraints([{"text": line}], 0)
             for answer in translations([line], options, prefixes=[prefix or ""], constraints=constraints)[0]:

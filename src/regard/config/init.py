@@ -39,7 +39,7 @@ from regard.data.read.tables import (
     tabbed_columns,
 )
 from regard.data.read.texts import byte_lengths, shell_quoted, text_parts
-from regard.errors import InputError
+from regard.errors import InputError, require_unicode
 from regard.models.model import Model
 from regard.schema import classes_of, kind_of, to_dict, toml_value
 from regard.training.log import span
@@ -123,6 +123,8 @@ def recipe_for(
     measure: Measure | None = None, note: Callable[[str], None] = lambda text: None,
 ) -> str:  # fmt: skip
     """A recipe for texts, pairs, or texts with labels; with `measure`, for at most so many minutes of training."""
+    for file in files if model is None else (*files, model):
+        require_unicode(str(file), "text")
     content = look_at(files, fields)
     said = _described(content)
     for line in said:

@@ -30,7 +30,7 @@ from regard.data.tasks import Task
 from regard.data.tasks.translation import Translation
 from regard.data.tokenize.train import BPE, TokenizerKind
 from regard.decode.options import Options
-from regard.errors import InputError, suggest
+from regard.errors import InputError, require_unicode, suggest
 from regard.models import zoo
 from regard.models.model import Model
 from regard.models.readouts import Pool
@@ -186,7 +186,7 @@ def read_recipe(recipe: str | Path, settings: Sequence[str] = (), parts: Sequenc
             raise InputError(
                 f"{recipe} has {size:,} bytes; a recipe has at most {_MOST_BYTES:,}. Is it the right file?"
             )
-        text, name = read_text(path), path.stem
+        text, name = read_text(path), path.stem.encode(errors="replace").decode()
     else:
         raise InputError(f'no recipe "{recipe}": no such file, and not built in. {suggest(str(recipe), known)}')
     try:
@@ -313,6 +313,7 @@ def zoo_functions() -> dict[str, Callable[..., Model]]:
 
 def override(tables: dict[str, Any], setting: str) -> None:
     """Apply "train.steps=2000" to a recipe's tables."""
+    require_unicode(setting, "--set")
     path, equals, written = setting.partition("=")
     keys = path.strip().split(".")
     if not equals or not all(keys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
@@ -26,7 +27,7 @@ T = TypeVar("T")
 
 _START_TIMEOUT = timedelta(minutes=10)  # until all processes have started
 _REPORT_SECONDS = 2.0  # in which every process that lost another one reports
-_RANK_ZERO_TIMEOUT = timedelta(days=7)  # while rank 0 validates, saves or prepares
+_RANK_ZERO_TIMEOUT = timedelta(days=7)  # while rank 0 validates, saves or prepares, and gives signs of life
 
 
 class World:
@@ -178,12 +179,65 @@ class Sharded(Strategy):
         return network.to(self.world.device)
 
 
+def end_at_once(rank: int, silent: list[int], timeout: int) -> None:
+    """End this process with one line: a collective in which it waits for others cannot be left."""
+    with suppress(OSError):
+        os.write(2, f"regard: error: {_lost(rank, silent, _not_responded(timeout))}\n".encode())
+    os._exit(RunFailed.exit_code)
+
+
+class Signs:
+    """Signs of life of all processes, in their store: while one works alone, the others see whether it still runs.
+
+    Silence is counted in signs of our own, so that a job that is suspended as a whole goes on when it is resumed.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, size: int, timeout: int,
+        lost: Callable[[int, list[int], int], None] = end_at_once,
+    ) -> None:  # fmt: skip
+        # A connection of its own: a request that waits holds up the others on its connection.
+        self.store = cast(Store, cast(Any, store).clone())
+        self.rank, self.timeout, self.lost = rank, timeout, lost
+        self.every = min(1.0, timeout / 4)  # seconds
+        self.heard = {other: (b"", 0) for other in range(size) if other != rank}  # the last sign, and how often
+        self.waits, self.ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._exchange, daemon=True).start()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A time in which this process waits for the others, however long they work."""
+        self.waits.set()
+        try:
+            yield
+        finally:
+            self.waits.clear()
+
+    def _exchange(self) -> None:
+        with suppress(RuntimeError, ConnectionError):  # the process that holds the store has ended
+            for number in itertools.count():
+                self.store.set(f"alive/{self.rank}", str(number))
+                silent = self._silent()
+                if silent and self.waits.is_set():
+                    self.lost(self.rank, silent, self.timeout)
+                if self.ended.wait(self.every):
+                    return
+
+    def _silent(self) -> list[int]:
+        """The other processes that have given no sign for too long."""
+        for rank, (sign, times) in self.heard.items():
+            key = f"alive/{rank}"
+            found = self.store.get(key) if self.store.check([key]) else b""
+            self.heard[rank] = (sign, times + 1) if found == sign else (found, 0)
+        return [rank for rank, (_, times) in self.heard.items() if times * self.every > self.timeout]
+
+
 class DistributedWorld(World):
     """One of several processes that torchrun started."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, signs: Signs) -> None:
         super().__init__(device)
-        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.rank, self.size, self.signs = dist.get_rank(), dist.get_world_size(), signs
         self.waiting_group = dist.new_group(backend="gloo", timeout=_RANK_ZERO_TIMEOUT)
 
     def gather(self, *numbers: float) -> list[tuple[float, ...]]:
@@ -204,7 +258,8 @@ class DistributedWorld(World):
                 with suppress(RuntimeError):
                     dist.broadcast(result.fill_(math.nan), 0, group=self.waiting_group)
                 raise
-        dist.broadcast(result, 0, group=self.waiting_group)
+        with self.signs.waiting():
+            dist.broadcast(result, 0, group=self.waiting_group)
         if result.isnan():
             raise RunFailed("rank 0 of this run has failed. See its own message.")
         return float(result)
@@ -213,7 +268,8 @@ class DistributedWorld(World):
         made: list[T] = []
         self.on_rank_zero(lambda: made.append(work()))
         found = made[0] if made else work()
-        dist.barrier(group=self.waiting_group)
+        with self.signs.waiting():
+            dist.barrier(group=self.waiting_group)
         return found
 
     def strategy(self, network: Network, how: Literal["replicate", "shard"]) -> Strategy:
@@ -228,9 +284,11 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
         yield World(device)
         return
     store: Store | None = None
+    signs: Signs | None = None
     try:
         device, store = _rendezvous(device, timeout)
-        yield DistributedWorld(device)
+        signs = Signs(store, rank, dist.get_world_size(), timeout)
+        yield DistributedWorld(device, signs)
     except RegardError as error:
         if rank:
             error.args = (f"rank {rank}: {error}",)
@@ -239,14 +297,24 @@ def join_processes(device: torch.device, timeout: int) -> Iterator[World]:
         if not isinstance(error, dist.DistError | ConnectionError) and "gloo" not in str(error):
             raise
         timed_out = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        what = f"has not responded for {timeout} s or more (train.timeout)" if timed_out else "has ended"
+        what = _not_responded(timeout) if timed_out else "has ended"
         lost = _lost_ranks(store, rank) if store is not None else []
-        others = f"rank {' and rank '.join(map(str, lost))}" if lost else "another process"
-        raise RunFailed(
-            f"rank {rank}: {others} of this run {what}. Run the same command to resume; "
-            "torchrun --max-restarts does so by itself."
-        ) from error
+        raise RunFailed(_lost(rank, lost, what)) from error
+    finally:
+        if signs is not None:
+            signs.ended.set()
     dist.destroy_process_group()
+
+
+def _lost(rank: int, others: list[int], what: str) -> str:
+    """The message of a process that lost others."""
+    named = f"rank {' and rank '.join(map(str, others))}" if others else "another process"
+    remedy = "Run the same command to resume; torchrun --max-restarts does so by itself."
+    return f"rank {rank}: {named} of this run {what}. {remedy}"
+
+
+def _not_responded(timeout: int) -> str:
+    return f"has not responded for {timeout} s or more (train.timeout)"
 
 
 def _lost_ranks(store: Store, rank: int) -> list[int]:

@@ -19,9 +19,9 @@ from regard.data.batching import Cursor
 from regard.data.read.corpus import Corpus
 from regard.data.samples import Samples
 from regard.data.tokenize.tokenizer import Tokenizer
-from regard.errors import DiskTrouble, Interrupted, RegardError, RunFailed
+from regard.errors import DiskTrouble, Interrupted, RunFailed
 from regard.models.model import Network
-from regard.store.checkpoint import Checkpoint, checkpoints_folder, prune, save_checkpoint, saved_steps
+from regard.store.checkpoint import Checkpoint, checkpoints_folder, prune, save_checkpoint, saved_steps, verify
 from regard.store.files import disk_errors, ignore_write_point
 from regard.store.folder import write_weights
 from regard.store.manifest import write_model_files
@@ -313,10 +313,11 @@ class Run:
         folder, groups = checkpoints_folder(self.folder), []
         name = "model" if self.trainer.ema is None else "ema"
         for step in saved_steps(folder)[-self.job.settings.average :]:
-            try:
+            fault = verify(folder / f"step-{step}")
+            if fault is None:
                 groups.append(Checkpoint(folder / f"step-{step}", step).tensors(name))
-            except RegardError as error:
-                self.watcher.note(f"warning: {error} It is left out of the average.")
+            else:
+                self.watcher.note(f"warning: step-{step}/{fault}; it is left out of the average.")
         return {key: torch.stack([group[key] for group in groups]).mean(dim=0) for key in groups[0]}
 
 

@@ -57,8 +57,10 @@ class Training:
             value = getattr(self, name)
             if isinstance(value, int) and value < 1:
                 raise InputError(f"{name} must be 1 or more, got {value} (train.{name}).")
-        if self.samples < 0 or not 0 <= self.seed < 1 << 63:
-            raise InputError(f"samples and seed must be 0 or more, got {self.samples} and {self.seed} (train).")
+        if self.samples < 0:
+            raise InputError(f"samples must be 0 or more, got {self.samples} (train.samples).")
+        if not 0 <= self.seed < 1 << 63:
+            raise InputError(f"seed must be 0 or more and below 2 to the 63, got {self.seed} (train.seed).")
         if not 0 <= self.label_smoothing < 1:
             raise InputError(
                 f"label_smoothing must be 0 or more and below 1, got {self.label_smoothing} (train.label_smoothing)."
@@ -76,10 +78,10 @@ class Training:
                              "whose lr_scale is 0.")  # fmt: skip
         if self.ema is not None and not 0 < self.ema < 1:
             raise InputError(f"ema must lie between 0 and 1, got {self.ema} (train.ema).")
-        if not 0 < self.learning_rate < math.inf or self.clip <= 0:
-            raise InputError(
-                f"learning_rate and clip must be numbers above 0, got {self.learning_rate} and {self.clip} (train)."
-            )
+        if not 0 < self.learning_rate < math.inf:
+            raise InputError(f"learning_rate must be a number above 0, got {self.learning_rate} (train.learning_rate).")
+        if self.clip <= 0:
+            raise InputError(f"clip must be above 0, got {self.clip} (train.clip).")
 
     def learning_rate_at(self, step: int, steps: int | None = None) -> float:
         """The learning rate at a step, counted from 1, of a run of this many steps."""

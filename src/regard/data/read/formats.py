@@ -25,15 +25,19 @@ from regard.data.read.cache import Cache, Columns, cache_error, digest_of
 from regard.data.read.columnar import BINARY_TABLES, COMPRESSED, is_decoded, saved_dataset
 from regard.data.read.tables import Table, read_table, refuse_document
 from regard.data.read.texts import (
+    CHANGED,
     Bounds,
+    FileInPlace,
     ReadOptions,
     Scan,
     StoredTexts,
     file_errors,
+    file_state,
     input_blocks,
     line_blocks,
     missing_file,
     pipe_blocks,
+    read_range,
     refuse_device,
 )
 from regard.errors import InputError, RegardError, suggest
@@ -71,14 +75,16 @@ def open_sides(path: str, options: ReadOptions, cache: Cache) -> tuple[StoredTex
     options = replace(options, documents="line") if form in ("tsv", "csv", "jsonl") else options
     reader = partial(_read_csv, delimiter=table_form.delimiter) if table_form and form == "csv" else _READERS[form]
     before = _file_states(files)
-    key = [[_file_digest(file) for file in files], [file.suffix for file in files], form, asdict(options)]
+    digests = [_file_digest(file) for file in files]
+    key = [digests, [file.suffix for file in files], form, asdict(options)]
     key += [table_form.delimiter] if table_form and form == "csv" else []
     in_place = len(files) == 1 and not _rewritten(form, options) and not is_decoded(files[0])
     table = cache.table("text", key, lambda columns: _index(files, form, reader, options, columns, copied=not in_place))
     if _file_states(files) != before:
-        raise messages.UNREADABLE(path=path, why="it was changed while it was read")
+        raise messages.UNREADABLE(path=path, why=CHANGED)
+    fetch: Callable[[int, int], bytes]
     if in_place:
-        fetch = _range_reader(files[0])
+        fetch = FileInPlace(files[0], before[0], digests[0])
     else:
         text = table.columns["text"]
         on_disk = isinstance(text, np.memmap) and text.filename
@@ -425,23 +431,14 @@ def _file_digest(path: Path) -> str:
 
 
 def _range_reader(path: Path) -> Callable[[int, int], bytes]:
-    """A function that reads the bytes of a file from one offset to another; several threads may call it at once."""
+    """A function that reads the bytes of a table of ours from one offset to another."""
     with file_errors(path):
-        file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed with the function that holds it)
-
-    def read(start: int, stop: int) -> bytes:
-        found = [b""]
-        while start < stop and (block := os.pread(file.fileno(), min(stop - start, 1 << 30), start)):
-            found.append(block)
-            start += len(block)
-        return b"".join(found)
-
-    return read
+        return partial(read_range, open(path, "rb", buffering=0))
 
 
 def _file_states(files: list[Path]) -> list[tuple[int, int]]:
     """Size and modification time of each file."""
-    return [(state.st_size, state.st_mtime_ns) for state in (file.stat() for file in files)]
+    return [file_state(file) for file in files]
 
 
 def _list_files(path: Path) -> list[Path]:
@@ -492,6 +489,13 @@ def _saved_input(stream: object, cache: Cache) -> Path:  # noqa: ARG001 (another
     return _save(input_blocks(), cache)
 
 
+def _decompressed(start: bytes) -> bytes:
+    """The text with which compressed bytes begin; none if they are damaged, which whoever reads them all says."""
+    with suppress(zlib.error):
+        return zlib.decompressobj(31).decompress(start, 1 << 16)
+    return b""
+
+
 def _save(blocks: Iterable[bytes], cache: Cache) -> Path:
     """Save blocks to a file, named by its content and by the format of its first line."""
     folder = cache.root
@@ -512,7 +516,7 @@ def _save(blocks: Iterable[bytes], cache: Cache) -> Path:
             unfinished.unlink()
         raise cache_error(folder, error) from None
     zipped = first.startswith(b"\x1f\x8b")
-    line = (zlib.decompressobj(31).decompress(first, 1 << 16) if zipped else first).partition(b"\n")[0]
+    line = (_decompressed(first) if zipped else first).partition(b"\n")[0]
     suffix = ".jsonl" if line.lstrip().startswith(b"{") else ".tsv" if line.count(b"\t") == 1 else ".txt"
     suffix += ".gz" if zipped else ""
     final = folder / f"input-{digest.hexdigest()[:40]}{suffix}"

@@ -39,6 +39,7 @@ STANDARD_INPUT = "standard input"
 MAX_LINE_BYTES = 1_000_000
 _BLOCK = 1 << 20
 _MAX_WAIT = 10.0  # seconds until somebody opens a pipe to write to it
+CHANGED = "it was changed while it was read"
 _DEVICE = "it is a device, not a file"
 _RUN = 100_000
 _PART = 100_000
@@ -274,6 +275,47 @@ def refuse_utf16_and_gzip(path: str | Path, start: bytes) -> None:
             raise messages.UTF16(path=path, encoding=encoding, mark=shown, quoted=shell_quoted(path))
     if start.startswith(b"\x1f\x8b"):
         raise messages.GZIP(path=path, quoted=shell_quoted(path))
+
+
+def file_state(file: Path | int) -> tuple[int, int]:
+    """Size and modification time of a file, or of an open one."""
+    found = os.stat(file)
+    return found.st_size, found.st_mtime_ns
+
+
+def read_range(file: BinaryIO, start: int, stop: int) -> bytes:
+    """The bytes of a file from one offset to another; several threads may read at once."""
+    found = [b""]
+    while start < stop and (block := os.pread(file.fileno(), min(stop - start, 1 << 30), start)):
+        found.append(block)
+        start += len(block)
+    return b"".join(found)
+
+
+class FileInPlace:
+    """A file whose texts are read where they are. Lines may be added to it, but what it held must stay.
+
+    `state` and `digest` are those of the file when its texts were found.
+    """
+
+    def __init__(self, path: Path, state: tuple[int, int], digest: str) -> None:
+        self.path, self.state, self.size, self.digest = path, state, state[0], digest
+        with file_errors(path):
+            self.file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed with the object that holds it)
+
+    def __call__(self, start: int, stop: int) -> bytes:
+        found, now = read_range(self.file, start, stop), file_state(self.file.fileno())
+        if now != self.state:
+            self._require_same()
+            self.state = now
+        return found
+
+    def _require_same(self) -> None:
+        digest = hashlib.sha256()
+        for start in range(0, self.size, _BLOCK):
+            digest.update(read_range(self.file, start, min(self.size, start + _BLOCK)))
+        if digest.hexdigest() != self.digest:
+            raise messages.UNREADABLE(path=self.path, why=CHANGED)
 
 
 class Texts(Sequence[str]):
