@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from regard.errors import InputError
@@ -70,7 +71,8 @@ class Options:
         }  # fmt: skip
         for name, (least, most) in bounds.items():
             value = getattr(self, name)
-            if not isinstance(value, int | float | None):
+            is_number = value is None or isinstance(value, Real)
+            if not is_number:
                 raise InputError(f"{name} must be a number, got {value!r}.")
             if value is not None and not least <= value <= most:
                 raise InputError(f"{name} must be {least} to {most}, got {value}.")
