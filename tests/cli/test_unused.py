@@ -227,3 +227,14 @@ def test_a_file_is_no_folder_to_train_anew(tmp_path: Path):
     with pytest.raises(InputError, match=r"model.pt is a file, not a model folder") as found:
         read_folder(tmp_path / "model.pt", torch.device("cpu"))
     assert "regard train" not in str(found.value)
+
+
+@pytest.mark.parametrize("verb", ["fill", "classify", "embed", "score"])
+def test_a_model_that_cannot_is_refused_before_anything_is_read(
+    models: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verb: str
+):
+    monkeypatch.chdir(models)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    able = verb in ("embed", "score")
+    assert run([verb, "translator", *(["--json"] if verb == "embed" else [])]) == (0 if able else 2)
+    assert able or f"does not {verb}" in capsys.readouterr().err

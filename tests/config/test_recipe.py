@@ -156,6 +156,14 @@ def test_the_message_of_a_wrong_setting_names_its_key(
         assert str(caught.value) == message
 
 
+def test_a_setting_of_several_lines_is_refused_and_not_cut():
+    tables: dict = {}
+    with pytest.raises(InputError, match="several lines"):
+        override(tables, "train.steps=2\nseed=3")
+    override(tables, "train.betas=[0.9,\n0.99]")
+    assert tables["train"]["betas"] == [0.9, 0.99]
+
+
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path):
     for content in ("[model\n", f"x = {'[' * 10_000}", f"x = {'9' * 5000}"):
         (tmp_path / "x.toml").write_text(content)

@@ -340,6 +340,7 @@ def fill(
         filled = loaded.fill(text, top=top)
         typer.echo(json_text(_filled(filled)) if as_json else _choices(filled))
         return
+    loaded.fill([])  # a model that cannot is refused before anything is read
     for done, rows in _input_rows(as_json):
         with _progress(done, rows, "filling") as advance:
             found = loaded.fill([row["text"] for row in rows], top=top, progress=advance)
@@ -431,6 +432,7 @@ def classify(
     """
     loaded = load_converted("classify", model, device, threads, parts, engine, precision)
     paired = pairs or trained_on_pairs(model) or loaded.classifies_pairs
+    loaded.classify([])  # a model that cannot is refused before anything is read
     for done, rows in _input_rows(as_json, paired=paired):
         texts = _two_columns(rows, done) if paired else [row["text"] for row in rows]
         with _progress(done, rows, "classifying") as advance:

@@ -319,9 +319,12 @@ def override(tables: dict[str, Any], setting: str) -> None:
     if not equals or not all(keys):
         raise InputError(f'"{setting}" is not of the form table.key=value (--set). Example: --set train.steps=2000.')
     try:
-        value = parse_toml(f"value = {written}")["value"]
+        found = parse_toml(f"value = {written}")
     except ValueError:
-        value = written
+        found = {"value": written}
+    if len(found) > 1:
+        raise InputError(f"--set {keys[-1]} has several lines. Set one key with each --set.")
+    value = found["value"]
     table = tables
     for depth, key in enumerate(keys[:-1], start=1):
         below = table.setdefault(key, {})
