@@ -43,6 +43,7 @@ from tests.cli.test_cli import without_torch
 from tests.evaluation.test_evaluate import wrapped
 from tests.evaluation.test_report import seen_of
 from tests.show.test_html import HARMLESS, HOSTILE, Elements
+from tests.small import save_model, small
 from tests.training.runs import regard
 
 WORDS = ["the", "a", "dog", "cat", "runs", "over", "green", "fields", "and", "two", "more", "follow", "it", "home"]
@@ -289,6 +290,12 @@ def test_kinds_are_not_mixed_and_text_must_fit(translators: tuple[list[Path], Co
         with pytest.raises(InputError, match=r"first translates, gpt0 does not .* of one kind"):
             compare(given, text)
     with pytest.raises(InputError, match="--source and --reference"):
+        compare(paths, DOCUMENTS)
+
+
+def test_a_model_that_neither_translates_nor_generates_is_refused_with_what_to_do(tmp_path: Path):
+    paths = [save_model(tmp_path / name, small(zoo.bert(16, 1, 2, max_positions=32))) for name in ("one", "other")]
+    with pytest.raises(InputError, match=r"one was made to fill, .* Evaluate it alone: regard evaluate .*one\."):
         compare(paths, DOCUMENTS)
 
 

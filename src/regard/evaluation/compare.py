@@ -20,7 +20,7 @@ from regard.config.recipe import read_parts
 from regard.data.read.corpus import Corpus
 from regard.data.read.texts import byte_lengths
 from regard.data.tokenize.tokenizer import word_offsets
-from regard.decode.inputs import require_capability
+from regard.decode.inputs import capabilities, require_capability
 from regard.errors import DamagedFile, InputError, suggest
 from regard.evaluation.charts import Line, draw, panel, points, read_metrics, short
 from regard.evaluation.evaluate import percent, require_fit
@@ -309,6 +309,10 @@ def _parameters(
         if translate[-1] != translate[0]:
             one, other = (names[0], name) if translate[0] else (name, names[0])
             raise InputError(f"{one} translates, {other} does not (regard compare). Compare models of one kind.")
+        known = capabilities(model.description, model.tokenizer)
+        if not {"translate", "generate"} & {*known}:
+            raise InputError(f"{name} was made to {known[0]}, and regard compare takes translators and language models."
+                             f" Evaluate it alone: regard evaluate {folder}.")  # fmt: skip
         require_fit(model, corpus)
         require_capability(model.description, model.tokenizer, "generate" if corpus.targets is None else "translate")
     return found
