@@ -406,6 +406,8 @@ def test_heads_can_be_chosen_and_kept(tmp_path: Path):
     with pytest.raises(InputError, match="12 pairs and 1 alignments"):
         loaded.choose_alignment_heads(pairs, pairs, gold[:1])
     with pytest.raises(InputError, match="align takes as many targets as sources, got"):
+        loaded.align(pairs, pairs[:1])
+    with pytest.raises(InputError, match=r"align .* takes a list of texts"):
         loaded.align("abc", "abc")
 
 

@@ -304,7 +304,7 @@ def test_what_goes_wrong_in_the_other_process_is_said_in_one_line(translators: t
     with pytest.raises(InputError, match=r"first: .*beam"):
         measure_isolated(Job(str(path), ("a",), True, beam=0, device="cpu", threads=1), lambda done: None)
     with pytest.raises(RunFailed, match=r"first ended: .*Error.* Try: regard evaluate") as raised:
-        measure_isolated(Job(str(path), (7,), True, device="cpu", threads=1), lambda done: None)  # type: ignore[arg-type]
+        measure_isolated(Job(str(path), ("a",), True, device="cpu", threads=1.5), lambda done: None)  # type: ignore[arg-type]
     assert "\n" not in str(raised.value)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -295,7 +296,8 @@ def test_findings_that_exist_become_a_report(tmp_path: Path):
 
 def test_the_table_of_the_documents_is_that_of_their_findings(capsys: pytest.CaptureFixture[str]):
     assert command(["lab", "--table", "--out", str(STORED)]) == 0
-    assert capsys.readouterr().out.strip() in (STORED.parent / "lab.md").read_text()
+    unlinked = re.sub(r"\[(`\w+`)\]\([^)]*\)", r"\1", (STORED.parent / "lab.md").read_text())
+    assert capsys.readouterr().out.strip() in unlinked
 
 
 @pytest.mark.parametrize("group", catalogue.GROUPS)
