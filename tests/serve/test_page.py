@@ -43,12 +43,13 @@ def models() -> dict[str, LoadedModel]:
     described = {
         "translator": MODELS["pre-norm"],
         "writer": zoo.gpt2(width=16, depth=1, heads=2, inner=16, position=Rotary(), dropout=0.0),
+        "slow": zoo.gpt2(width=16, depth=32, heads=2, inner=16, position=Rotary(), dropout=0.0),
         "filler": MODELS["bert"],
         "labels": replace(MODELS["bert"], readout=Label(LABELS), auxiliary=None),
         "tags": replace(MODELS["bert"], readout=Tags(("NOUN", "VERB")), auxiliary=None),
     }
     spaced = Word().train(TEXTS * 4)
-    tokenizers = {"translator": (spaced,), "writer": (spaced,)}
+    tokenizers = dict.fromkeys(("translator", "writer", "slow"), (spaced,))
     # They write only words, each with a space before it, and never end early.
     others = [[token] for token in range(spaced.vocabulary) if not spaced.decode([token]).startswith(" ")]
     options = {"max_length": 12, "bad_words_ids": others}
@@ -168,9 +169,9 @@ def test_attention_is_seen_and_a_head_switched_off(server: Live, models: dict[st
 
 
 def test_a_continuation_is_streamed_and_stopped(server: Live, browser: Any):
-    worker = server.app.state.models["writer"].workers
+    worker = server.app.state.models["slow"].workers
     with opened(browser, online=True) as window:
-        front(window, server, "writer")
+        front(window, server, "slow")
         window.page.click("#options summary")
         window.page.fill('[name="max_tokens"]', "4000")
         ask(window, TEXT, waiting=False)
