@@ -58,6 +58,16 @@ def _starts(folder: Path, threads: int) -> dict[str, Callable[[], Contestant]]:
     found: dict[str, Callable[[], Contestant]] = {
         "regard, torch": lambda: Contestant(folder, engine=None, threads=threads)
     }
+    found |= converted_starts(folder, threads)
+    graphs = place_of(folder, "float32", "onnxruntime")
+    if graphs.is_dir():
+        found[REFERENCE] = lambda: Contestant(folder, engine=graphs, threads=threads, module="bench.reference")
+    return found
+
+
+def converted_starts(folder: Path, threads: int) -> dict[str, Callable[[], Contestant]]:
+    """How our engine and CTranslate2's own methods start, with the model converted to each precision."""
+    found: dict[str, Callable[[], Contestant]] = {}
     for precision in PRECISIONS:
         place = place_of(folder, precision)
         if not place.is_dir():
@@ -68,9 +78,6 @@ def _starts(folder: Path, threads: int) -> dict[str, Callable[[], Contestant]]:
             found[f"{name} {precision}"] = lambda place=place, module=module: Contestant(  # type: ignore[misc]
                 folder, engine=place, threads=threads, module=module
             )
-    graphs = place_of(folder, "float32", "onnxruntime")
-    if graphs.is_dir():
-        found[REFERENCE] = lambda: Contestant(folder, engine=graphs, threads=threads, module="bench.reference")
     return found
 
 

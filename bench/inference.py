@@ -10,6 +10,7 @@ from statistics import median
 
 import torch
 
+from bench.engines import converted_starts
 from bench.harness import compare, table
 from bench.peers import HERE, python_of
 from bench.training import Peer
@@ -18,7 +19,6 @@ from regard.data.read.corpus import embedded_corpus
 from regard.data.tokenize.train import Byte
 from regard.engines.convert import Sample, convert_to_ctranslate2
 from regard.engines.folder import PRECISIONS, place_of
-from regard.errors import InputError
 from regard.evaluation.contestant import Contestant, Pass
 from regard.layers.packed import PRECISIONS as TORCH_PRECISIONS
 from regard.models import zoo
@@ -54,16 +54,7 @@ def contestants(folder: Path, theirs: dict[str, Path], threads: int) -> dict[str
         found[f"regard, torch {torch_precision}"] = lambda precision=torch_precision: Contestant(  # type: ignore[misc]
             folder, engine=None, threads=threads, precision=precision
         )
-    for precision in PRECISIONS:
-        place = place_of(folder, precision)
-        if not place.is_dir():
-            raise InputError(
-                f"{place} is missing. Run: regard convert {folder} --to ctranslate2 --precision {precision}."
-            )
-        for name, module in (("regard, ctranslate2", "regard.evaluation.contestant"), ("CTranslate2", "bench.plain")):
-            found[f"{name} {precision}"] = lambda place=place, module=module: Contestant(  # type: ignore[misc]
-                folder, engine=place, threads=threads, module=module
-            )
+    found |= converted_starts(folder, threads)
     for kind, model in theirs.items():
         python = python_of(kind) if kind == "sentence-transformers" else Path(sys.executable)
         words = [str(python), "-W", "ignore", str(HERE / "libraries.py"), kind, str(model), str(threads)]

@@ -119,8 +119,8 @@ class PostNormJoined(Joined):
 
 
 @dataclass(frozen=True)
-class PreNorm(SequentialJoin):
-    """x + f(norm(x)): trains without warmup (Xiong 2020); the stack ends in one more norm."""
+class NormedInput(SequentialJoin):
+    """The base of joins whose sublayers read a normalized stream; the stack ends in one more norm."""
 
     norm: Norm = field(default_factory=LayerNorm)
 
@@ -129,6 +129,11 @@ class PreNorm(SequentialJoin):
 
     def final_norm(self, width: int) -> nn.Module:
         return self.norm.build(width)
+
+
+@dataclass(frozen=True)
+class PreNorm(NormedInput):
+    """x + f(norm(x)): trains without warmup (Xiong 2020)."""
 
 
 class PreNormJoined(Joined):
@@ -138,21 +143,13 @@ class PreNormJoined(Joined):
 
 
 @dataclass(frozen=True)
-class PreNormExceptFirst(SequentialJoin):
+class PreNormExceptFirst(NormedInput):
     """Pre-norm for a stream that the embedding normalizes: the first sublayer has no norm of its own (Warner 2024)."""
-
-    norm: Norm = field(default_factory=LayerNorm)
-
-    def build(self, sublayer: Sublayer, width: int, dropout: float) -> Joined:
-        return PreNormJoined(sublayer, self.norm.build(width), dropout)
 
     def layers(self, layers: Layers) -> nn.Module:
         first = next(iter(layers[0].values()))
         first.norm = nn.Identity()
         return SequentialLayers(layers)
-
-    def final_norm(self, width: int) -> nn.Module:
-        return self.norm.build(width)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from regard.errors import DamagedFile, InputError
 from regard.layers.attention import SelfAttention
 from regard.layers.embedding import Embed
 from regard.layers.feedforward import Activation, FeedForward
-from regard.layers.join import PostNorm, PreNorm, PreNormExceptFirst, TwinNorm
+from regard.layers.join import NormedInput, PostNorm, TwinNorm
 from regard.layers.lsh.attention import LSHAttention
 from regard.layers.positions import Axial, Learned
 from regard.layers.reversible import Reversible
@@ -267,13 +267,7 @@ class StackParts:
     def epsilon(self) -> float:
         """The epsilon of its norms; a TypeError if it has none."""
         match self.stack.join:
-            case (
-                PreNorm(norm=norm)
-                | PreNormExceptFirst(norm=norm)
-                | PostNorm(norm=norm)
-                | TwinNorm(norm=norm)
-                | Reversible(norm=norm)
-            ):
+            case NormedInput(norm=norm) | PostNorm(norm=norm) | TwinNorm(norm=norm) | Reversible(norm=norm):
                 return norm.epsilon
         raise TypeError("not a stack with norms")
 
