@@ -342,7 +342,7 @@ GUARDS = [
           "tests/serve/test_processes.py::test_no_process_is_left_when_the_server_is_killed"),
     Guard("a signal to all processes is for the server", "serve/processes.py",
           "            signal.signal(number, signal.SIG_IGN)\n", "            pass\n",
-          "tests/serve/test_processes.py::test_a_signal_to_all_processes_lets_what_is_in_flight_finish"),
+          "tests/serve/test_processes.py::test_a_process_goes_on_after_a_signal_to_all_processes"),
     Guard("requests of a process that ended are retried", "serve/processes.py",
           "[asked for asked in left if asked.ticket.alone or self._killed]", "left",
           "tests/serve/test_processes.py::test_requests_of_a_process_that_is_killed_are_retried"),

@@ -209,6 +209,23 @@ def test_requests_of_a_process_that_is_killed_are_retried(make, model: LoadedMod
     assert not any(map(exists, killed))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_goes_on_after_a_signal_to_all_processes(make, number: signal.Signals):
+    pool, heard = make(), list[int]()
+    options = Options(min_tokens=100)
+    jobs = [
+        pool.generate([Request((BEGIN, 5), None, 100)], options, on_token=lambda _, new: heard.append(len(new.tokens)))
+        for _ in range(2)
+    ]
+    until(lambda: len(heard) > 3)
+    signalled = processes_of(pool)
+    for one in signalled:
+        os.kill(one, number)
+    assert [len(job.future.result(60)[0][0].tokens) for job in jobs] == [100, 100]
+    assert processes_of(pool) == signalled  # and not others, which were begun to retry the requests
+    assert all(map(exists, signalled))
+
+
 def test_a_request_that_ends_its_process_fails_and_its_neighbours_do_not(
     make, model: LoadedModel, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ):  # fmt: skip
